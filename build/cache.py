@@ -1,0 +1,96 @@
+"""The build cache: where it lies, how files get into it whole, and how two builds keep out of each other's way.
+
+Layout under DEEPINFER_BUILD_CACHE (default ~/.cache/deepinfer-build):
+    downloads/   sources and wheels by sha256         wheelhouse/  compiled components by key
+    rootfs/      Debian root file systems             ccache/      compiler cache, one archive a component
+    inspections/ what bases hold, by image id         manifests/   of finished images, by image name
+    triton/X/    unpacked Triton versions             logs/        a file a cell and step
+    locks/       advisory locks                       host/        prefixes of the host target
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from build.errors import EnvironmentCannot
+
+CACHEDIR_TAG = "Signature: 8a477f597d28d172789f06886806bc55\n# Cache of DeepInfer's build system; safe to delete.\n"
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+def root() -> Path:
+    """The cache's folder, made (with its CACHEDIR.TAG) if it is missing."""
+    path = Path(os.environ.get("DEEPINFER_BUILD_CACHE") or "~/.cache/deepinfer-build").expanduser().absolute()
+    tag = path / "CACHEDIR.TAG"
+    if not tag.exists():
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            tag.write_text(CACHEDIR_TAG)
+        except OSError as problem:
+            raise EnvironmentCannot(
+                f"the build cache {path} cannot be written: {problem.strerror}",
+                next_step="set DEEPINFER_BUILD_CACHE to a folder that you can write",
+            ) from problem
+    return path
+
+
+def folder(name: str) -> Path:
+    """A folder of the cache by its path from the root, made if it is missing."""
+    path = root() / name
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+@contextlib.contextmanager
+def atomic_path(target: Path) -> Iterator[Path]:
+    """Give a temporary path beside `target`; rename it over `target` only if the block ends well.
+
+    A reader sees the old file or the whole new one. A killed writer leaves `.part-*` files, which `clean` removes.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=".part-", suffix=f"-{target.name}", dir=target.parent)
+    os.close(handle)
+    part = Path(name)
+    try:
+        yield part
+        with part.open("rb") as written:
+            os.fsync(written.fileno())
+        part.chmod(0o644)
+        part.replace(target)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def atomic_write(target: Path, data: bytes | str) -> None:
+    """Write a whole file aside and rename it into place."""
+    with atomic_path(target) as part:
+        part.write_bytes(data.encode() if isinstance(data, str) else data)
+
+
+@contextlib.contextmanager
+def locked(name: str, *, waiting_for: str = "") -> Iterator[None]:
+    """Hold the cache's lock `name` (an advisory flock, freed by the kernel when the holder dies).
+
+    Args:
+        waiting_for: printed on stderr, with the holder's process id, when the lock is taken: "build of flagtree".
+    """
+    path = folder("locks") / f"{name}.lock"
+    with path.open("a+") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            handle.seek(0)
+            holder = handle.read().strip() or "unknown"
+            print(f"waiting for another {waiting_for or name} (process {holder})", file=sys.stderr, flush=True)
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        handle.seek(0)
+        handle.truncate()
+        handle.write(f"{os.getpid()}\n")
+        handle.flush()
+        yield

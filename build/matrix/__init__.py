@@ -1,0 +1,1 @@
+"""matrix.yaml: what is built. `load_matrix()` gives the validated Matrix; `select()` picks names by glob."""
