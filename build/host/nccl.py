@@ -1,0 +1,107 @@
+"""Replace the NCCL file that torch loads, keep the old one beside it, and put it back.
+
+torch loads NCCL by its own path, so a second file of the same soname elsewhere does not help DeepEP: the file itself
+has to be the newer one. Programs that run meanwhile keep the old file, since it is replaced by rename.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from build import cache
+from build.errors import EnvironmentCannot
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """One replaced file: where it is, where the old one is kept, and the new one's version and hash."""
+
+    target: str
+    kept: str
+    version: str
+    sha256: str
+
+
+def sha256_of(path: Path) -> str:
+    """Hash of a file's content, 64 hex digits."""
+    with path.open("rb") as data:
+        return hashlib.file_digest(data, "sha256").hexdigest()
+
+
+def _record_file() -> Path:
+    return cache.folder("host") / "nccl-replaced.json"
+
+
+def _records() -> list[Replacement]:
+    path = _record_file()
+    return [Replacement(**entry) for entry in json.loads(path.read_text())] if path.exists() else []
+
+
+def _save(records: list[Replacement]) -> None:
+    cache.atomic_write(_record_file(), json.dumps([asdict(entry) for entry in records], indent=2) + "\n")
+
+
+def replace_nccl(loaded: Path, new: Path, version: str) -> Replacement:
+    """Put `new` (a libnccl.so.2) in the place of the file that torch loads. Repeating it changes nothing.
+
+    The record is written before the file changes, and the old file is kept by a hard link (a copy where links do
+    not work) before the rename, so that an interruption at any point can be undone by `restore_nccl`.
+
+    Raises:
+        EnvironmentCannot: the folder cannot be written.
+    """
+    target = loaded.resolve()
+    kept = target.with_name(f".{target.name}.kept-by-deepinfer")
+    entry = Replacement(str(target), str(kept), version, sha256_of(new))
+    if target.is_file() and sha256_of(target) == entry.sha256:
+        return entry
+    with cache.locked("host-nccl"):
+        try:
+            if not kept.exists():
+                _keep(target, kept)
+            _save([known for known in _records() if known.target != entry.target] + [entry])
+            with cache.atomic_path(target) as part:
+                shutil.copyfile(new, part)
+        except OSError as problem:
+            raise EnvironmentCannot(
+                f"NCCL cannot be replaced at {target}: {problem.strerror or problem}",
+                cause="the folder belongs to another user, is read-only, or is full",
+                next_step="build as a user who may write there, or leave --replace-nccl out (no DeepEP then)",
+            ) from problem
+    print(f"replaced {target} by NCCL {version}; the old file is kept as {kept.name}", file=sys.stderr)
+    return entry
+
+
+def _keep(target: Path, kept: Path) -> None:
+    try:
+        os.link(target, kept)
+    except OSError:
+        with cache.atomic_path(kept) as part:
+            shutil.copyfile(target, part)
+
+
+def restore_nccl() -> list[str]:
+    """Put every kept NCCL file back; returns what was done, a line a file. Safe to repeat.
+
+    A file that somebody else replaced since (pip reinstalling torch) is left alone and the kept copy removed.
+    """
+    done: list[str] = []
+    with cache.locked("host-nccl"):
+        for entry in _records():
+            target, kept = Path(entry.target), Path(entry.kept)
+            if not kept.exists():
+                done.append(f"nothing kept for {target}")
+            elif target.exists() and sha256_of(target) != entry.sha256:
+                kept.unlink()
+                done.append(f"left {target} as it is: it was replaced by something else since")
+            else:
+                kept.replace(target)
+                done.append(f"put the old {target} back")
+        _record_file().unlink(missing_ok=True)
+    return done
