@@ -1,0 +1,100 @@
+"""Make a lock from a short list of requirements: resolve once, pin and hash everything, say how in its header."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from packaging.utils import canonicalize_name
+
+from build.cache import REPOSITORY, atomic_write
+from build.call import CallFailed, call
+from build.errors import BuildError, EnvironmentCannot, MatrixError
+from build.locks import PLATFORMS
+
+_DIRECTIVE = re.compile(r"# (index|alone): (\S+)")
+
+
+def relock(source: Path, python: str) -> Path:
+    """Resolve `NAME.in` for a Python on Linux x86-64 and write `NAME.lock` beside it.
+
+    Besides requirements, the .in may hold `# index: URL` (where else wheels are found; goes into the lock) and
+    `# alone: NAME==VERSION` (pinned as it is, without resolving what it needs).
+
+    Raises:
+        MatrixError: nothing satisfies the requirements.
+    """
+    if source.suffix != ".in":
+        raise MatrixError(f"{source} does not end in .in", next_step="give the list of requirements, not the lock")
+    directives = _DIRECTIVE.findall(source.read_text())
+    indexes = [value for key, value in directives if key == "index"]
+    alone = [value for key, value in directives if key == "alone"]
+    wheels = _resolve(["--requirement", str(source)], python, indexes)
+    if alone:
+        wheels += _resolve(["--no-deps", *alone], python, indexes)
+    shown = source.resolve()
+    shown = shown.relative_to(REPOSITORY) if shown.is_relative_to(REPOSITORY) else Path(source.name)
+    lines = [
+        "# Every wheel that is installed, pinned and hashed; installed with --no-deps. Do not edit: change the .in and",
+        f"# run `python -m build.locks relock {shown} --python {python}`",
+        *(f"# index: {index}" for index in indexes),
+    ]
+    for name, version, digest in sorted(wheels):
+        lines += [f"{name}=={version} \\", f"    --hash=sha256:{digest}"]
+    target = source.with_suffix(".lock")
+    atomic_write(target, "\n".join(lines) + "\n")
+    return target
+
+
+def _resolve(words: Sequence[str], python: str, indexes: Sequence[str]) -> list[tuple[str, str, str]]:
+    with tempfile.TemporaryDirectory() as scratch:
+        report = Path(scratch) / "report.json"
+        argv = [sys.executable, "-m", "pip", "install", "--disable-pip-version-check", "--dry-run"]
+        argv += ["--ignore-installed", "--only-binary=:all:", f"--report={report}", f"--target={scratch}/site"]
+        argv += ["--python-version", python, *(word for name in PLATFORMS for word in ("--platform", name))]
+        try:
+            try:
+                call(*argv, *words, quiet=True)
+            except CallFailed as failed:
+                if not indexes:
+                    raise
+                print(f"asking {', '.join(indexes)} too: {failed.tail[-200:]}", file=sys.stderr)
+                call(*argv, *words, *(word for url in indexes for word in ("--extra-index-url", url)), quiet=True)
+        except CallFailed as failed:
+            raise MatrixError(
+                f"pip finds no set of wheels for Python {python}:\n{failed.tail}",
+                next_step="loosen the requirement that pip names, or check pip's index (`pip config list`)",
+            ) from failed
+        return [_wheel(entry) for entry in json.loads(report.read_text())["install"]]
+
+
+def _wheel(entry: dict[str, Any]) -> tuple[str, str, str]:
+    metadata, archive = entry["metadata"], entry["download_info"]["archive_info"]
+    digest = archive.get("hashes", {}).get("sha256")
+    if digest is None:
+        raise EnvironmentCannot(
+            f"pip reports no sha256 for {metadata['name']}", next_step="use pip 23.1 or newer and PyPI's own index"
+        )
+    return canonicalize_name(metadata["name"]), str(metadata["version"]), str(digest)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """`python -m build.locks relock FILE.in --python 3.13`."""
+    parser = argparse.ArgumentParser(prog="python -m build.locks", description="Work on locks of wheels.")
+    verbs = parser.add_subparsers(required=True, metavar="VERB")
+    verb = verbs.add_parser("relock", help="resolve FILE.in and write FILE.lock beside it")
+    verb.add_argument("source", type=Path, metavar="FILE.in")
+    verb.add_argument("--python", required=True, metavar="3.N", help="the target's Python")
+    given = parser.parse_args(argv)
+    try:
+        print(relock(given.source, given.python))
+    except BuildError as problem:
+        print(problem, file=sys.stderr)
+        return problem.exit_code
+    return 0
