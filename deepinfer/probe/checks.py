@@ -49,7 +49,7 @@ class Case:
     @property
     def name(self) -> str:
         """`rope[DISTANCE=1]`: the kernel, and what tells this case from others of the same kernel."""
-        return self.kernel.__name__ + (f"[{self.label}]" if self.label else "")
+        return f"{self.kernel.__name__}[{self.label}]" if self.label else str(self.kernel.__name__)
 
 
 @dataclass(frozen=True)

@@ -32,9 +32,11 @@ _PACKAGE_PARENT = Path(__file__).resolve().parents[2]
 _STDERR_LINES = 15
 
 # The folders go in front of sys.path before anything is imported: what PYTHONPATH would do, but also past a vendor's
-# own PYTHONPATH, and not handed on to the programs that Triton starts.
+# own PYTHONPATH, and not handed on to the programs that Triton starts. Triton reads TRITON_INTERPRET as it is imported;
+# with a user's setting left in place there would be nothing that can be compiled.
 _CHILD = """
-import sys
+import os, sys
+os.environ.pop("TRITON_INTERPRET", None)
 triton_folder, package_parent, events, cache, compile_only = sys.argv[1:]
 sys.path[:0] = [folder for folder in (triton_folder, package_parent) if folder]
 from deepinfer.probe.children import child
@@ -76,7 +78,7 @@ def run_probe(triton_folder: str = "", *, compile_only: bool = False, timeout: f
                 ended = _ending(status)
             except subprocess.TimeoutExpired:
                 ended = f"killed after {timeout:.0f} s without an end"
-        report = _report(_read_events(events), ended, triton_folder)
+        report = report_of(_read_events(events), ended, triton_folder)
         if report.error:
             _show_tail(errors)
         return report
@@ -103,8 +105,11 @@ def _read_events(path: Path) -> list[dict[str, Any]]:
     return events
 
 
-def _report(events: Iterable[dict[str, Any]], ended: str, folder: str) -> Report:
-    """Put the events together; what is missing is charged to the step during which the child ended."""
+def report_of(events: Iterable[dict[str, Any]], ended: str, folder: str) -> Report:
+    """Put the events (`work.probe` says which) together; what lacks is charged to the step in which the child ended.
+
+    ended: how the child ended, empty for a good end. folder: the one that was probed, empty for this Python's Triton.
+    """
     versions: dict[str, Any] = {"triton": None, "torch": None, "device": None}
     done: dict[tuple[str, str], dict[str, Any]] = {}
     current: tuple[str, str] | None = None
