@@ -1,24 +1,36 @@
-"""The plan: a pure function of matrix, inspections and source hashes. Every cell is cached, build or unsupported."""
+"""The plan: a pure function of matrix, inspection and source digests. Every cell is cached, build or unsupported."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import PurePosixPath
 from typing import Any, Literal
 
 from build.inspection import Inspection
-from build.matrix.model import Component, Target
+from build.matrix.constraints import Facts, beyond, satisfies, unmet
+from build.matrix.formats import fact_label
+from build.matrix.model import Component, Matrix, Target
 
 CellStatus = Literal["cached", "build", "unsupported"]
+BaseKind = Literal["vendor", "replica", "host"]
+
+KEY_FORMAT = "1"
+"""Part of every key; a new number makes every key new."""
+BY_PATH = "a second file of the same soname does not help: torch loads its own by path"
 
 
 @dataclass(frozen=True)
 class Cell:
     """A component in an image.
 
-    key: 64 hex digits over everything that can change the component's binary; empty when unsupported.
+    key: 64 hex digits over everything that can change the component's binary; empty when unsupported or expected.
+    reason: why it is unsupported, or why an expected cell has no key.
     inputs: what the key hashes, by name, so that two keys can be compared and the manifest can say why it rebuilt.
     expected: the facts come from `expect`, not from an inspection.
+    notes: what a reader of the plan should know: a constraint of upstream's that is gone past, what is replaced.
     """
 
     image: str
@@ -28,6 +40,7 @@ class Cell:
     reason: str = ""
     inputs: Mapping[str, str] = field(default_factory=dict)
     expected: bool = False
+    notes: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -37,13 +50,19 @@ class Cell:
 
 @dataclass(frozen=True)
 class TargetPlan:
-    """The cells of one target, in install order, and the key of the image that they make."""
+    """The cells of one target, each after those that it needs, and the key of the image that they make.
+
+    image_key: empty without an inspection.  image_inputs: what it hashes.
+    complete: no component of the target was left out by the selection; only then is the image what its name says.
+    """
 
     target: Target
     inspection: Inspection | None
-    base_kind: Literal["vendor", "replica", "host"]
+    base_kind: BaseKind
     cells: tuple[Cell, ...]
     image_key: str
+    image_inputs: Mapping[str, str] = field(default_factory=dict)
+    complete: bool = True
 
     def to_json(self) -> dict[str, Any]:
         """For `plan --json`: no file paths of this machine, stable order."""
@@ -52,6 +71,7 @@ class TargetPlan:
             "kind": self.target.kind,
             "base": self.base_kind,
             "expected": self.inspection is None,
+            "complete": self.complete,
             "image_key": self.image_key,
             "cells": [
                 {
@@ -61,8 +81,205 @@ class TargetPlan:
                     "reason": cell.reason,
                     "key": cell.key,
                     "expected": cell.expected,
-                    "inputs": dict(cell.inputs),
+                    "notes": list(cell.notes),
+                    "inputs": dict(sorted(cell.inputs.items())),
                 }
                 for cell in self.cells
             ],
         }
+
+
+def make_plan(
+    matrix: Matrix,
+    target: Target,
+    components: Sequence[str],
+    *,
+    inspection: Inspection | None,
+    base_kind: BaseKind,
+    sources: Mapping[str, str],
+    cached: Callable[[str], bool],
+    replace_nccl: bool = True,
+) -> TargetPlan:
+    """Decide for every selected component of a target whether it is cached, to be built, or unsupported and why.
+
+    Args:
+        components: the selected names; what they need of the target's other components comes with them.
+        inspection: what the base holds. None: `expect` is used, the cells are marked expected and have no key,
+            because the facts that `expect` does not hold (torch's git hash, gcc's patch level, …) are in it.
+        sources: digests from `build.sources.collect_sources`.
+        cached: whether the wheelhouse has a whole artefact for a key.
+        replace_nccl: on the host, whether the file that torch loads may be replaced; in an image it always may.
+
+    A selection changes no key: the facts that overlays provide count whether they are selected or not.
+    """
+    known = _Known(target, inspection, base_kind, sources, replace_nccl)
+    ordered = sorted((matrix.components[name] for name in target.components), key=lambda one: one.provides is None)
+    cells = {}
+    for component in ordered:
+        cells[component.name] = _cell(component, known, cached)
+        if component.provides is not None:
+            known.overlaid(component, cells[component.name])
+    wanted_names = _closure(components, ordered)
+    chosen = tuple(cells[component.name] for component in ordered if component.name in wanted_names)
+    inputs = _image_inputs(known, chosen) if inspection is not None else {}
+    return TargetPlan(
+        target, inspection, base_kind, chosen, _digest(inputs) if inputs else "", inputs, len(chosen) == len(ordered)
+    )
+
+
+class _Known:
+    """What is known of one target's base, and what the overlays planned so far make of it."""
+
+    def __init__(
+        self,
+        target: Target,
+        inspection: Inspection | None,
+        base_kind: BaseKind,
+        sources: Mapping[str, str],
+        replace_nccl: bool,
+    ) -> None:
+        self.target = target
+        self.inspection = inspection
+        self.sources = sources
+        self.may_replace = replace_nccl or target.kind == "image"
+        self.speaker = "the base" if target.kind == "image" else "this machine"
+        replica = target.replica.expect if target.replica is not None and base_kind == "replica" else {}
+        self.facts: dict[str, str | None] = (
+            inspection.facts() if inspection is not None else {**target.expect, **replica}
+        )
+        # The host has no `expect`: nothing is known of it before an inspection, so nothing is ruled out either.
+        self.unknown = inspection is None and not self.facts
+        self.base: Facts = dict(self.facts)
+        self.missing: dict[str, str] = {}
+
+    def overlaid(self, component: Component, cell: Cell) -> None:
+        """Let an overlay's version count as the fact for those that come after it, or remember why it does not."""
+        assert component.provides is not None
+        if cell.status == "unsupported":
+            self.missing[component.provides] = cell.reason
+        else:
+            self.facts[component.provides] = component.version
+
+
+def _cell(component: Component, known: _Known, cached: Callable[[str], bool]) -> Cell:
+    reason = "" if known.unknown else _unsupported(component, known)
+    if reason:
+        return Cell(known.target.name, component, "unsupported", reason=reason, expected=known.inspection is None)
+    notes = _notes(component, known)
+    inputs = _cell_inputs(component, known)
+    if known.inspection is None:
+        held = "no facts yet" if known.unknown else "expected facts only"
+        why = f"{held}: the key, and whether it is cached, are known once {known.speaker} was inspected"
+        return Cell(known.target.name, component, "build", reason=why, inputs=inputs, expected=True, notes=notes)
+    key = _digest(inputs)
+    return Cell(known.target.name, component, "cached" if cached(key) else "build", key, inputs=inputs, notes=notes)
+
+
+def _unsupported(component: Component, known: _Known) -> str:
+    problems = unmet(component, known.facts, known.speaker)
+    for fact in problems:
+        if fact in known.missing and known.base.get(fact) is not None:
+            problems[fact] += f", and {fact_label(fact)} is not replaced there: {known.missing[fact]}"
+    reasons = list(problems.values())
+    if component.provides is not None and not reasons:
+        reasons += filter(None, [_cannot_replace(component, component.provides, known)])
+    return "; ".join(reasons)
+
+
+def _cannot_replace(component: Component, fact: str, known: _Known) -> str:
+    held = known.base.get(fact)
+    label = fact_label(fact)
+    if held is None:
+        return f"{known.speaker} has no {label} to replace"
+    if satisfies(held, f">{component.version}"):
+        return f"{known.speaker} has {label} {held}: an older one, {component.version}, is never put over it"
+    if known.may_replace or held == component.version:
+        return ""
+    flag = f"--replace-{fact}"
+    return f"torch here loads {label} {held}; putting {component.version} in its place needs {flag} ({BY_PATH})"
+
+
+def _notes(component: Component, known: _Known) -> tuple[str, ...]:
+    notes = () if known.unknown else beyond(component, known.facts, known.speaker)
+    held = known.base.get(component.provides) if component.provides is not None else None
+    if held is None:
+        return notes
+    label = fact_label(component.provides or "")
+    if held == component.version:
+        return (*notes, f"{known.speaker} has {label} {held} already: nothing changes")
+    return (*notes, f"replaces {label} {held} in the file that torch loads")
+
+
+def _cell_inputs(component: Component, known: _Known) -> dict[str, str]:
+    """What can change the component's binary, by name; nothing of the base's identity, which a rebuild changes."""
+    inputs = {
+        "format": KEY_FORMAT,
+        "component": component.name,
+        "kind": component.kind,
+        "version": component.version,
+        "source": known.sources.get(f"source:{component.name}", ""),
+    }
+    seen = known.inspection
+    inputs["machine"] = seen.machine if seen is not None else "x86_64"
+    if component.kind == "overlay":
+        return inputs
+    facts = known.facts
+    inputs |= {fact: facts.get(fact) or "none" for fact in ("torch", "cuda", "gcc", "glibc")}
+    inputs["recipe"] = known.sources.get(f"recipe:{component.name}", "")
+    inputs["builder"] = known.sources.get("builder", "")
+    inputs["environment"] = json.dumps(dict(component.environment), sort_keys=True)
+    if component.shims:
+        inputs["shims"] = known.sources.get(f"shims:{component.name}", "")
+    if "nccl" in component.requires:
+        inputs["nccl"] = _nccl_headers(known)
+    if seen is None:
+        return inputs
+    inputs |= {"python_tag": seen.python_tag, "ext_suffix": seen.ext_suffix, "torch_git": seen.torch_git or "none"}
+    if seen.cuda is not None:
+        inputs["cuda_headers"] = _cuda_headers(seen)
+    if "nccl" in component.requires and seen.nccl_loaded is not None:
+        inputs["nccl_folder"] = str(PurePosixPath(seen.nccl_loaded).parent)  # DeepEP's RPATH
+    return inputs
+
+
+def _nccl_headers(known: _Known) -> str:
+    """The version of the headers that a compile sees: the overlay's where there is one, else the base's."""
+    planned = known.facts.get("nccl")
+    if known.inspection is None or planned != known.base.get("nccl"):
+        return planned or "none"
+    return known.inspection.nccl_header or planned or "none"
+
+
+def _cuda_headers(seen: Inspection) -> str:
+    """Every distribution that can carry CUDA's headers, NCCL's apart, and the tool kit's version."""
+    held = [
+        f"{name}=={version}"
+        for name, version in sorted(seen.distributions.items())
+        if name.startswith("nvidia-") and not name.startswith("nvidia-nccl")
+    ]
+    return " ".join([f"nvcc {seen.nvcc}", *held] if seen.nvcc is not None else held)
+
+
+def _image_inputs(known: _Known, cells: Sequence[Cell]) -> dict[str, str]:
+    assert known.inspection is not None
+    toolchain = known.target.toolchain
+    shared = ("package", "lock:runtime", "lock:toolchain", "assembly")
+    return {
+        "format": KEY_FORMAT,
+        "image": known.target.name,
+        "base": known.inspection.base_id,
+        "toolchain": f"{toolchain.prefix} from nvcc {toolchain.minimum}" if toolchain is not None else "none",
+        **{name: known.sources[name] for name in shared if name in known.sources},
+        **{f"cell:{cell.component.name}": cell.key or "unsupported" for cell in cells},
+    }
+
+
+def _closure(names: Sequence[str], components: Sequence[Component]) -> set[str]:
+    """The names, and the overlays of the target that provide what they require."""
+    chosen = {component.name for component in components if component.name in names}
+    needed = {fact for component in components if component.name in chosen for fact in component.requires}
+    return chosen | {component.name for component in components if component.provides in needed}
+
+
+def _digest(inputs: Mapping[str, str]) -> str:
+    return hashlib.sha256(json.dumps(dict(inputs), sort_keys=True).encode()).hexdigest()

@@ -125,7 +125,7 @@ class _Builder:
     def build(self, events: Iterator[yaml.Event]) -> Node | None:
         documents = 0
         for event in events:
-            line = event.start_mark.line + 1
+            line = event.start_mark.line + 1 if event.start_mark else 1
             if isinstance(event, yaml.DocumentStartEvent):
                 documents += 1
                 if documents > 1:
@@ -133,13 +133,13 @@ class _Builder:
             elif isinstance(event, yaml.AliasEvent):
                 self.problems.add(self.where(), "aliases (*name) are not accepted: write the value out", line=line)
                 self.place(Scalar("", "alias", line), line)
-            elif isinstance(event, yaml.NodeEvent):
+            elif isinstance(event, yaml.ScalarEvent | yaml.CollectionStartEvent):
                 self.begin(event, line)
             elif isinstance(event, yaml.CollectionEndEvent):
                 self.stack.pop()
         return self.root
 
-    def begin(self, event: yaml.NodeEvent, line: int) -> None:
+    def begin(self, event: yaml.ScalarEvent | yaml.CollectionStartEvent, line: int) -> None:
         """A scalar, or the start of a collection."""
         self.count += 1
         if self.count > MAX_NODES:
@@ -164,7 +164,7 @@ class _Builder:
             text = text[:MAX_TEXT]
         if event.style is not None:
             return Scalar(text, "str", line)
-        tag = _RESOLVER.resolve(yaml.ScalarNode, text, _PLAIN)
+        tag: str = _RESOLVER.resolve(yaml.ScalarNode, text, _PLAIN)  # type: ignore[no-untyped-call]
         return Scalar(text, tag.rsplit(":", 1)[-1], line)
 
     def place(self, node: Node, line: int) -> Where:

@@ -97,7 +97,8 @@ def convert(hint: Hint, node: Node, where: Where, problems: Problems) -> Any:
     if origin is tuple:
         return _list(take_apart(get_args(base)[0]), node, where, problems)
     if origin is collections.abc.Mapping:
-        return _mapping(*get_args(base), node, where, problems)
+        names, value = get_args(base)
+        return _mapping(take_apart(names), take_apart(value), node, where, problems)
     if not isinstance(node, Scalar):
         problems.add(where, f"must be a single value, not {_describe(node)}", line=node.line)
         return _empty(base)
@@ -118,11 +119,11 @@ def _list(item: Hint, node: Node, where: Where, problems: Problems) -> tuple[Any
     return tuple(values)
 
 
-def _mapping(key_hint: Any, value_hint: Any, node: Node, where: Where, problems: Problems) -> dict[str, Any]:
+def _mapping(name: Hint, value: Hint, node: Node, where: Where, problems: Problems) -> dict[str, Any]:
     if not isinstance(node, Mapping):
         problems.add(where, f"must be a mapping of names to values, not {_describe(node)}", line=node.line)
         return {}
-    names, value = take_apart(key_hint).format, take_apart(value_hint)
+    names = name.format
     values: dict[str, Any] = {}
     for key, child in node.items.items():
         complaint = names.complaint(key) if names else ""
