@@ -73,6 +73,16 @@ def atomic_write(target: Path, data: bytes | str) -> None:
         part.write_bytes(data.encode() if isinstance(data, str) else data)
 
 
+def is_locked(name: str) -> bool:
+    """Whether somebody holds the lock `name` at this moment."""
+    with (folder("locks") / f"{name}.lock").open("a+") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
 @contextlib.contextmanager
 def locked(name: str, *, waiting_for: str = "") -> Iterator[None]:
     """Hold the cache's lock `name` (an advisory flock, freed by the kernel when the holder dies).

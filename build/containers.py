@@ -87,7 +87,7 @@ class Container:
 
     def wait(self, timeout: float | None = None) -> int:
         """The program's exit status; killed (status 124) after `timeout` seconds."""
-        killer = threading.Timer(timeout, self._kill) if timeout is not None else None
+        killer = threading.Timer(timeout, self.kill) if timeout is not None else None
         if killer is not None:
             killer.start()
         try:
@@ -103,7 +103,8 @@ class Container:
         err = self.raw.logs(stdout=False, stderr=True)
         return out.decode(errors="replace"), err.decode(errors="replace")
 
-    def _kill(self) -> None:
+    def kill(self) -> None:
+        """End the program at once; nothing happens if it has ended already."""
         with contextlib.suppress(APIError):
             self.raw.kill()
 
@@ -181,6 +182,26 @@ class Engine:
             return dict(self.client.images.get(reference).labels)
         except ImageNotFound:
             return {}
+
+    def capacity(self) -> tuple[int, float]:
+        """Processors and memory (GiB) of the machine that the engine runs on, which may be another one."""
+        info = self.client.info()
+        return int(info["NCPU"]), int(info["MemTotal"]) / 2**30
+
+    def remove_images(self, labels: Mapping[str, str], *, keep: Sequence[str] = ()) -> list[str]:
+        """Take away the names of our images with these labels, and the images with them; returns the names.
+
+        Args:
+            keep: names that stay. An image that a container still uses stays as well.
+        """
+        wanted = [f"{LABEL}=1", *(f"{name}={value}" for name, value in labels.items())]
+        removed = []
+        for image in self.client.images.list(filters={"label": wanted}):
+            for name in sorted(set(image.tags) - set(keep)):
+                with contextlib.suppress(APIError):
+                    self.client.images.remove(name)
+                    removed.append(name)
+        return removed
 
     def tag(self, reference: str, new: str) -> None:
         """Give a local image one more name."""
@@ -276,6 +297,12 @@ class Engine:
             status = container.wait(timeout)
             out, err = container.output()
             return RunResult(status, out, err)
+
+    def owners(self, prefix: str) -> set[str]:
+        """The owners, beginning with `prefix`, of the containers that are there."""
+        found = self.client.containers.list(all=True, filters={"label": f"{LABEL}=1"})
+        named = {raw.labels.get(f"{LABEL}.owner", "") for raw in found}
+        return {name for name in named if name.startswith(prefix)}
 
     def sweep(self, owner: str) -> int:
         """Remove containers that an interrupted run of `owner` (a prefix) left; returns how many."""
