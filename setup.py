@@ -28,6 +28,11 @@ from setuptools.command.build_py import build_py
 ROOT = Path(__file__).resolve().parent
 CSRC = Path("deepinfer/csrc")
 NAME = "deepinfer._C"
+# -g0 and the prefix maps: no debug section and no path of the build machine, so the same source gives the same bytes.
+COMPILE_FLAGS = [
+    *("-std=c++20", "-O2", "-g0", "-Wall", "-Wextra", "-fvisibility=hidden", "-fvisibility-inlines-hidden"),
+    f"-ffile-prefix-map={ROOT}=.",
+]
 SOURCES = ["abi", "block_manager", "engine_bindings", "module"]
 
 
@@ -179,11 +184,7 @@ class CompileNative(build_ext):
             [str(CSRC / f"{source}.cpp") for source in sorted([*SOURCES, timer])],
             include_dirs=include_dirs,
             extra_objects=objects,
-            # No path of the build machine and no debug section may end in the file: the same source gives the same bytes.
-            extra_compile_args=[
-                "-std=c++20", "-O2", "-g0", "-Wall", "-Wextra", "-fvisibility=hidden", "-fvisibility-inlines-hidden",
-                f"-ffile-prefix-map={ROOT}=.", *(f"-ffile-prefix-map={path}=include" for path in includes),
-            ],  # fmt: skip
+            extra_compile_args=[*COMPILE_FLAGS, *(f"-ffile-prefix-map={path}=include" for path in includes)],
             extra_link_args=shared_libstdcxx(),
         )
 

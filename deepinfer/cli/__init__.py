@@ -1,0 +1,125 @@
+"""The `deepinfer` command: a table of verbs, each a module that is imported only when it is called.
+
+A verb's module has HELP (one line), `add_arguments(parser)` and `run(args) -> int`, the exit code.
+Exit codes: 0 done; 1 usage; 4 this machine cannot; a verb may have more. DEEPINFER_DEBUG=1 shows tracebacks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NoReturn, Protocol, cast
+
+import deepinfer
+from deepinfer import envs
+from deepinfer.errors import DeepInferError, UsageError, VariableError
+
+
+class VerbModule(Protocol):
+    """What a verb's module offers."""
+
+    HELP: str
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int]
+
+
+@dataclass(frozen=True)
+class Verb:
+    """A row of the table: `summary` is what `deepinfer --help` says without importing the module."""
+
+    name: str
+    module: str
+    summary: str
+
+    def load(self) -> VerbModule:
+        return cast(VerbModule, importlib.import_module(self.module))
+
+
+VERBS = (
+    Verb("env", "deepinfer.cli.env", "show versions, GPUs, optional parts and variables in effect"),
+    Verb("probe", "deepinfer.cli.probe", "check that Triton compiles right code for Hopper"),
+)
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse exits 2 on a usage error; here that is 1, as everywhere in the project."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message, next_step=f"{self.prog} --help")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    try:
+        return _dispatch(list(sys.argv[1:] if arguments is None else arguments))
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # The reader of our output has gone; the interpreter must not complain when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except DeepInferError as problem:
+        _show(str(problem))
+        return problem.exit_code
+    except Exception as problem:
+        _show(f"stopped by {type(problem).__name__}: {problem}\n  next step: DEEPINFER_DEBUG=1 shows where")
+        return 4
+
+
+def _show(message: str) -> None:
+    try:
+        debug = envs.DEBUG.get()
+    except VariableError:
+        debug = False
+    if debug:
+        traceback.print_exc()
+    print(f"error: {message}", file=sys.stderr)
+
+
+def _dispatch(arguments: list[str]) -> int:
+    parser = _parser()
+    if not arguments:
+        raise UsageError("no verb was given", next_step="deepinfer --help")
+    name = arguments[0]
+    verb = next((verb for verb in VERBS if verb.name == name), None)
+    if verb is None and not name.startswith("-"):
+        near = difflib.get_close_matches(name, [verb.name for verb in VERBS], n=1)
+        hint = f"did you mean `deepinfer {near[0]}`?" if near else "deepinfer --help lists the verbs"
+        raise UsageError(f"there is no verb {name!r}", next_step=hint)
+    if verb is None:
+        try:
+            parser.parse_args(arguments)
+        except SystemExit as done:  # --help and --version
+            return int(done.code or 0)
+        raise UsageError("no verb was given", next_step="deepinfer --help")
+    return _run(verb, arguments[1:])
+
+
+def _parser() -> argparse.ArgumentParser:
+    verbs = "\n".join(f"  {verb.name:<10}{verb.summary}" for verb in VERBS)
+    parser = _Parser(
+        prog="deepinfer",
+        usage="deepinfer VERB [OPTIONS]",
+        description="DeepInfer for Hopper GPUs.",
+        epilog=f"verbs:\n{verbs}\n\n`deepinfer VERB --help` tells more.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"deepinfer {deepinfer.__version__}")
+    return parser
+
+
+def _run(verb: Verb, arguments: list[str]) -> int:
+    module = verb.load()
+    parser = _Parser(prog=f"deepinfer {verb.name}", description=module.HELP)
+    module.add_arguments(parser)
+    try:
+        parsed = parser.parse_args(arguments)
+    except SystemExit as done:  # --help
+        return int(done.code or 0)
+    return module.run(parsed)

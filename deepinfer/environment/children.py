@@ -1,0 +1,80 @@
+"""Examining each part in a process of its own: a segmentation fault or a hang becomes a row of the report."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from deepinfer.activation import PACKAGE
+from deepinfer.environment.parts import PARTS
+
+# The child takes this very package, wherever it lies, and otherwise has the search path of a plain `python`.
+_BOOT = (
+    "import importlib.util as u, sys;"
+    "s = u.spec_from_file_location('deepinfer', sys.argv[1]);"
+    "m = sys.modules['deepinfer'] = u.module_from_spec(s);"
+    "s.loader.exec_module(m);"
+    "from deepinfer.environment.parts import main;"
+    "main(sys.argv[2], int(sys.argv[3]))"
+)
+
+
+def examine_all(timeout_s: float) -> list[dict[str, Any]]:
+    """The rows of all parts, in the order of PARTS. Each has name, status, version, path, reason and details."""
+    with ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as pool:
+        return list(pool.map(lambda name: examine(name, timeout_s), PARTS))
+
+
+def examine(name: str, timeout_s: float) -> dict[str, Any]:
+    """One part's row.
+
+    status: "present"; "absent" (not here, which need not be wrong); "failed" (here, and raises); "crashed" (ended its
+    process); "timeout". `reason` says why for all but the first.
+    """
+    reader, writer = os.pipe()
+    command = [sys.executable, "-P", "-c", _BOOT, str(PACKAGE / "__init__.py"), name, str(writer)]
+    with tempfile.TemporaryFile() as said, os.fdopen(reader) as pipe:
+        try:
+            child = subprocess.Popen(
+                command, pass_fds=[writer], stdin=subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True
+            )
+        finally:
+            os.close(writer)
+        row = _outcome(child, timeout_s) or _read(pipe.read())
+        if row["status"] == "crashed":
+            said.seek(0)
+            row["reason"] += _last_line(said.read())
+    return {"name": name, "version": "", "path": "", "details": {}, **row}
+
+
+def _outcome(child: subprocess.Popen[bytes], timeout_s: float) -> dict[str, Any] | None:
+    """The row of a child that did not end well; None for one that did."""
+    try:
+        status = child.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+        return {"status": "timeout", "reason": f"gave no answer within {timeout_s:g} s"}
+    if status == 0:
+        return None
+    how = f"by {signal.Signals(-status).name}" if status < 0 else f"with exit code {status}"
+    return {"status": "crashed", "reason": f"its process ended {how}"}
+
+
+def _read(text: str) -> dict[str, Any]:
+    try:
+        row: dict[str, Any] = json.loads(text)
+    except ValueError:
+        return {"status": "crashed", "reason": "its process ended without an answer"}
+    return row
+
+
+def _last_line(said: bytes) -> str:
+    lines = said.decode(errors="replace").strip().splitlines()
+    return f"; it last said: {lines[-1][:200]}" if lines else ""

@@ -1,0 +1,174 @@
+"""The report of `deepinfer env`: gathering it, and showing it as text.
+
+Schema 1 of the JSON form. Keys are only ever added; a change of meaning raises "schema".
+
+    schema      1
+    deepinfer   {version, path, home, home_source, site or null}
+    python      {version, executable}
+    parts       [{name, status, version, path, reason, details}]
+                name: gpu torch triton tokenspeed_triton numpy deepinfer._C deep_gemm deep_ep deep_cluster xgrammar
+                toolchain. status: present absent failed crashed timeout. reason: '' where present. details:
+                gpu {driver_cuda, devices: [{name, sm, sm_count, memory_bytes}]}; its version is the driver's
+                torch {git_version, cuda or null, cuda_available, nccl: {version, files} or null, cudart: [files]}
+                deepinfer._C {abi: {python, torch, torch_git, cuda, compiler}, graph_timer}
+                toolchain {home, nvcc, nvcc_version, host_compiler, host_compiler_version, problem}
+                The others and rows that are not present have {}.
+    infiniband  {devices: [names], gin: bool, reason}: whether DeepEP will start GIN
+    cache       {path, source}: source is default, DEEPINFER_CACHE_DIR, temporary or "not writable"
+    variables   [{name, value, source, meaning}]: source is environment, default, or "deepinfer: REASON"
+    image       what the image's build wrote into HOME/image.json, or null
+    notices     [text]: what may not work and why
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import deepinfer
+from deepinfer import activation, envs, platform
+from deepinfer.environment.children import examine_all
+
+SCHEMA = 1
+DEFAULT_TIMEOUT_S = 120.0
+
+
+def collect(timeout_s: float = DEFAULT_TIMEOUT_S) -> dict[str, Any]:
+    """Examine everything; see the module's text for what comes back. Each part gets `timeout_s` seconds."""
+    active = activation.activate()
+    image, image_problem = _image(active.home / "image.json")
+    parts = [_explain(row, image) for row in examine_all(timeout_s)]
+    report = {
+        "schema": SCHEMA,
+        "deepinfer": {
+            "version": deepinfer.__version__,
+            "path": str(activation.PACKAGE),
+            "home": str(active.home),
+            "home_source": active.home_source,
+            "site": str(active.site) if active.site else None,
+        },
+        "python": {"version": sys.version.split()[0], "executable": sys.executable},
+        "parts": parts,
+        "infiniband": _infiniband(),
+        "cache": {"path": str(active.cache), "source": active.cache_source},
+        "variables": list(_variables(active.given)),
+        "image": image,
+    }
+    report["notices"] = [*active.notices, *image_problem, *_variable_notices(), *_part_notices(parts)]
+    return report
+
+
+def _image(path: Path) -> tuple[dict[str, Any] | None, list[str]]:
+    try:
+        found = json.loads(path.read_text())
+    except FileNotFoundError:
+        return None, []
+    except (OSError, ValueError) as problem:
+        return None, [f"{path} cannot be read: {problem}"]
+    if not isinstance(found, dict):
+        return None, [f"{path} is not a JSON object"]
+    return found, []
+
+
+def _explain(row: dict[str, Any], image: dict[str, Any] | None) -> dict[str, Any]:
+    """An absent part takes the reason that the image's build recorded for leaving it out, if it did."""
+    components = (image or {}).get("components")
+    built = components.get(row["name"].removeprefix("deepinfer.")) if isinstance(components, dict) else None
+    if row["status"] == "absent" and isinstance(built, dict) and built.get("reason"):
+        row = {**row, "reason": f"left out of this image: {built['reason']}"}
+    return row
+
+
+def _infiniband() -> dict[str, Any]:
+    devices = platform.infiniband_devices()
+    disabled = envs.read(envs.EP_DISABLE_GIN) not in ("", "0")
+    if disabled:
+        reason = "EP_DISABLE_GIN is set" if devices else "no InfiniBand device: DeepEP uses NVLink only"
+    else:
+        reason = "" if devices else "EP_DISABLE_GIN=0 was set, and there is no InfiniBand device: DeepEP will not start"
+    return {"devices": list(devices), "gin": not disabled, "reason": reason}
+
+
+def _variables(given: dict[str, str]) -> Iterator[dict[str, str]]:
+    for variable in envs.VARIABLES:
+        if variable.reader == "engine" or variable.is_set:
+            source = "environment" if variable.is_set else "default"
+            value = variable.text if variable.is_set else variable.shown_default
+            yield {"name": variable.name, "value": value, "source": source, "meaning": variable.meaning}
+    for other in envs.FOREIGN:
+        if envs.read(other):
+            source = f"deepinfer: {given[other.name]}" if other.name in given else "environment"
+            yield {"name": other.name, "value": envs.read(other), "source": source, "meaning": other.meaning}
+
+
+def _variable_notices() -> Iterator[str]:
+    for problem in envs.problems():
+        yield str(problem)
+    for name, near in envs.unknown().items():
+        yield f"{name} is not a variable of DeepInfer" + (f": did you mean {near}?" if near else "")
+
+
+def _part_notices(parts: list[dict[str, Any]]) -> Iterator[str]:
+    by_name = {row["name"]: row for row in parts}
+    driver = by_name["gpu"]["version"]
+    torch, toolchain = by_name["torch"], by_name["toolchain"]
+    yield from filter(None, [
+        platform.driver_problem(driver, torch["details"].get("cuda") or "", "torch"),
+        platform.driver_problem(driver, toolchain["version"], "kernels compiled by nvcc"),
+    ])  # fmt: skip
+    if torch["status"] != "present":
+        yield f"torch cannot be used ({torch['reason']}): the engine needs it"
+    elif driver and not torch["details"]["cuda_available"]:
+        cuda = torch["details"]["cuda"] or "none"
+        yield f"there is a GPU that torch {torch['version']} does not use (its CUDA: {cuda})"
+    if len(torch["details"].get("cudart", [])) > 1:
+        yield f"torch maps more than one CUDA runtime: {', '.join(torch['details']['cudart'])}"
+    for row in parts:
+        if row["status"] in ("failed", "crashed", "timeout") and row["name"] != "torch":
+            yield f"{row['name']} is here and cannot be used: {row['reason']}"
+
+
+def render(report: dict[str, Any]) -> str:
+    """The report as text, one fact a line."""
+    own, python = report["deepinfer"], report["python"]
+    lines = [
+        f"deepinfer {own['version']}  {own['path']}",
+        f"python {python['version']}  {python['executable']}",
+        f"home {own['home']} ({own['home_source']})" + ("" if own["site"] else ": no optional parts there"),
+        f"cache {report['cache']['path']} ({report['cache']['source']})",
+        "",
+    ]
+    width = max(len(row["name"]) for row in report["parts"])
+    for row in report["parts"]:
+        told = " ".join(filter(None, [row["version"], row["path"]])) if row["status"] == "present" else row["reason"]
+        lines.append(f"{row['name']:<{width}}  {row['status']:<7}  {told}")
+        lines += [f"{'':<{width}}           {detail}" for detail in _details(row)]
+    gin, reason = report["infiniband"]["gin"], report["infiniband"]["reason"]
+    devices = ", ".join(report["infiniband"]["devices"]) or "none"
+    lines += ["", f"InfiniBand: {devices}; GIN {'on' if gin else 'off'}" + (f" ({reason})" if reason else ""), ""]
+    width = max(len(row["name"]) for row in report["variables"])
+    lines += [f"{row['name']:<{width}} = {row['value']}  ({row['source']})" for row in report["variables"]]
+    if report["image"] is not None:
+        lines += ["", "image.json:", *json.dumps(report["image"], indent=2).splitlines()]
+    if report["notices"]:
+        lines += ["", *(f"notice: {notice}" for notice in report["notices"])]
+    return "\n".join(lines)
+
+
+def _details(row: dict[str, Any]) -> Iterator[str]:
+    details = row["details"]
+    match row["name"], row["status"]:
+        case "gpu", "present":
+            yield f"driver runs CUDA up to {details['driver_cuda']}"
+            for device in details["devices"]:
+                memory = device["memory_bytes"] / 2**30
+                yield f"{device['name']}: sm_{device['sm']}, {device['sm_count']} SMs, {memory:.0f} GiB"
+        case "torch", "present":
+            yield f"git {details['git_version']}, CUDA {details['cuda'] or 'none'}"
+            nccl = details["nccl"]
+            yield f"NCCL {nccl['version']} {' and '.join(nccl['files'])}" if nccl else "NCCL: none is loaded"
+        case "toolchain", _ if details:
+            yield f"host compiler {details['host_compiler']} {details['host_compiler_version']}"

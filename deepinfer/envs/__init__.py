@@ -1,0 +1,209 @@
+"""Every environment variable that DeepInfer knows: the only module of the engine that reads or sets os.environ.
+
+An empty value counts as unset. `python -m deepinfer.envs --markdown` prints the table as docs/environment.md has it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from deepinfer.errors import VariableError
+
+T = TypeVar("T")
+PREFIX = "DEEPINFER_"
+
+
+@dataclass(frozen=True)
+class Kind(Generic[T]):
+    """A type of value: its name, what is allowed (said in errors), and the reader, which raises ValueError."""
+
+    name: str
+    allowed: str
+    read: Callable[[str], T]
+
+
+@dataclass(frozen=True)
+class Variable(Generic[T]):
+    """One variable of DeepInfer's own.
+
+    `default_text` says in the documentation what the default means where `default` itself does not.
+    `reader` is "engine", or "build" for those that the build system and setup.py read.
+    """
+
+    name: str
+    kind: Kind[T]
+    default: T
+    meaning: str
+    default_text: str = ""
+    reader: str = "engine"
+
+    def get(self) -> T:
+        """The value in effect. VariableError names the variable and what is allowed."""
+        if not self.text:
+            return self.default
+        try:
+            return self.kind.read(self.text)
+        except ValueError as problem:
+            raise VariableError(
+                f"{self.name}={self.text!r} is not allowed",
+                cause=f"it takes {self.kind.allowed}",
+                next_step=f"set it so, or unset it (default: {self.shown_default})",
+            ) from problem
+
+    @property
+    def is_set(self) -> bool:
+        """Whether the environment gives it a value."""
+        return bool(self.text)
+
+    @property
+    def text(self) -> str:
+        """What the environment says, unread; '' where it is unset."""
+        return os.environ.get(self.name, "")
+
+    @property
+    def shown_default(self) -> str:
+        """The default as the documentation words it."""
+        if self.default_text:
+            return self.default_text
+        return ("0", "1")[self.default] if isinstance(self.default, bool) else str(self.default)
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """A variable of another program that changes what DeepInfer does.
+
+    `rivals`: variables through which a user settles the same thing, so that DeepInfer leaves this one alone.
+    """
+
+    name: str
+    meaning: str
+    rivals: tuple[str, ...] = ()
+
+
+def _flag(text: str) -> bool:
+    match text.lower():
+        case "1" | "true" | "yes" | "on":
+            return True
+        case "0" | "false" | "no" | "off":
+            return False
+    raise ValueError(text)
+
+
+def _folder(text: str) -> Path:
+    try:
+        path = Path(text).expanduser()
+    except RuntimeError as problem:  # ~ of a user who does not exist
+        raise ValueError(text) from problem
+    # DeepGEMM and DeepEP read their cache variable as a list of folders separated by colons.
+    if not path.is_absolute() or ":" in text or "\n" in text:
+        raise ValueError(text)
+    return path
+
+
+def _any(text: str) -> str:
+    return text
+
+
+FLAG = Kind("flag", "0 or 1 (also false, no, off, true, yes, on)", _flag)
+FOLDER = Kind[Path | None]("folder", "an absolute path (or one that starts with ~) without a colon", _folder)
+TEXT = Kind("text", "any text", _any)
+
+HOME = Variable(
+    "DEEPINFER_HOME", FOLDER, None,
+    "Where the optional parts lie: site/ (deep_gemm, deep_ep), cuda/ (tool chain for their JIT), image.json.",
+    "the folder that holds site/deepinfer and image.json, else /opt/deepinfer",
+)  # fmt: skip
+CACHE_DIR = Variable(
+    "DEEPINFER_CACHE_DIR", FOLDER, None,
+    "Compiled kernels of Triton, DeepGEMM and DeepEP, each in a folder below it. "
+    "Not writable: a folder under the temporary one is used instead, and `deepinfer env` says so.",
+    "~/.cache/deepinfer",
+)  # fmt: skip
+DEBUG = Variable("DEEPINFER_DEBUG", FLAG, False, "Show the traceback behind an error message.")
+REQUIRE_C = Variable(
+    "DEEPINFER_REQUIRE_C", FLAG, False,
+    "An extension deepinfer._C that cannot be used is an error, instead of a notice and its twin in Python.",
+)  # fmt: skip
+
+VARIABLES: tuple[Variable[Any], ...] = (
+    HOME,
+    CACHE_DIR,
+    DEBUG,
+    REQUIRE_C,
+    Variable("DEEPINFER_BUILD_CACHE", FOLDER, None, "The build system's cache: downloads, wheels, logs.",
+             "~/.cache/deepinfer-build", "build"),
+    Variable("DEEPINFER_PYTHON", TEXT, "", "`./run` uses this interpreter as it is and installs nothing.",
+             "a virtual environment in .venv", "build"),
+    Variable("DEEPINFER_SKIP_C", FLAG, False, "setup.py packages the engine without deepinfer._C.", "", "build"),
+    Variable("DEEPINFER_PREBUILT_C", TEXT, "", "setup.py packs this compiled deepinfer._C instead of compiling one.",
+             "compile against this Python's torch", "build"),
+    Variable("DEEPINFER_WHEEL_TAG", TEXT, "", "With DEEPINFER_PREBUILT_C, the wheel's tag: cp313-cp313-linux_x86_64.",
+             "this Python's", "build"),
+)  # fmt: skip
+
+CUDA_HOME = Foreign("CUDA_HOME", "CUDA tool chain of the JIT compilers", ("CUDA_PATH",))
+CUDA_PATH = Foreign("CUDA_PATH", "CUDA tool chain, read where CUDA_HOME is unset")
+TRITON_CACHE_DIR = Foreign("TRITON_CACHE_DIR", "Triton's compiled kernels", ("TRITON_HOME",))
+DG_JIT_CACHE_DIR = Foreign("DG_JIT_CACHE_DIR", "DeepGEMM's compiled kernels", ("DJ_JIT_CACHE_DIR",))
+EP_JIT_CACHE_DIR = Foreign("EP_JIT_CACHE_DIR", "DeepEP's compiled kernels", ("DJ_JIT_CACHE_DIR",))
+DG_JIT_NVCC_COMPILER = Foreign("DG_JIT_NVCC_COMPILER", "the nvcc that DeepGEMM calls")
+EP_JIT_NVCC_COMPILER = Foreign("EP_JIT_NVCC_COMPILER", "the nvcc that DeepEP calls")
+DJ_JIT_NVCC_COMPILER = Foreign("DJ_JIT_NVCC_COMPILER", "the nvcc of DeepGEMM and DeepEP, where neither has its own")
+NVCC_CCBIN = Foreign("NVCC_CCBIN", "the C++ compiler that nvcc calls")
+EP_DISABLE_GIN = Foreign("EP_DISABLE_GIN", "1: DeepEP uses NVLink only, no InfiniBand")
+
+FOREIGN: tuple[Foreign, ...] = (
+    CUDA_HOME,
+    CUDA_PATH,
+    TRITON_CACHE_DIR,
+    Foreign("TRITON_HOME", "holds .triton, and with it Triton's cache where TRITON_CACHE_DIR is unset"),
+    Foreign("TRITON_PTXAS_PATH", "the ptxas that Triton calls"),
+    Foreign("TRITON_INTERPRET", "1: Triton interprets kernels instead of compiling them"),
+    DG_JIT_CACHE_DIR,
+    DG_JIT_NVCC_COMPILER,
+    EP_JIT_CACHE_DIR,
+    EP_JIT_NVCC_COMPILER,
+    Foreign("DJ_JIT_CACHE_DIR", "compiled kernels of DeepGEMM and DeepEP, where neither has its own"),
+    DJ_JIT_NVCC_COMPILER,
+    EP_DISABLE_GIN,
+    Foreign("EP_SUPPRESS_NCCL_CHECK", "1: DeepEP does not check which NCCL is loaded"),
+    NVCC_CCBIN,
+    Foreign("CUDA_VISIBLE_DEVICES", "which GPUs this process sees"),
+    Foreign("LD_LIBRARY_PATH", "folders that the dynamic loader searches first"),
+)
+
+
+def read(variable: Foreign) -> str:
+    """The value of another program's variable, or ''."""
+    return os.environ.get(variable.name, "")
+
+
+def set_unless_settled(variable: Foreign, value: str) -> bool:
+    """Give another program's variable a value, unless it or a rival of it is set already. Whether it was given."""
+    if any(name in os.environ for name in (variable.name, *variable.rivals)):
+        return False
+    os.environ[variable.name] = value
+    return True
+
+
+def problems() -> list[VariableError]:
+    """What is wrong with the values of the engine's own variables, all at once."""
+    found = []
+    for variable in VARIABLES:
+        try:
+            variable.get()
+        except VariableError as problem:
+            found.append(problem)
+    return found
+
+
+def unknown() -> dict[str, str]:
+    """Variables that start as ours do and are none: name -> the nearest known name, or ''."""
+    known = [variable.name for variable in VARIABLES]
+    strangers = sorted(name for name in os.environ if name.startswith(PREFIX) and name not in known)
+    return {name: next(iter(difflib.get_close_matches(name, known, n=1, cutoff=0.75)), "") for name in strangers}

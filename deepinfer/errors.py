@@ -1,0 +1,45 @@
+"""Errors that a user can act on: what happened, the likely cause, the next step, and the command's exit code."""
+
+from __future__ import annotations
+
+
+class DeepInferError(Exception):
+    """A failure that the user is told about in plain words.
+
+    Args:
+        what: what happened, one sentence.
+        cause: the likely cause, if known.
+        next_step: what to do or type next.
+    """
+
+    exit_code = 4
+
+    def __init__(self, what: str, *, cause: str = "", next_step: str = "") -> None:
+        super().__init__(what)
+        self.what = what
+        self.cause = cause
+        self.next_step = next_step
+
+    def __str__(self) -> str:
+        lines = [self.what]
+        if self.cause:
+            lines.append(f"  likely cause: {self.cause}")
+        if self.next_step:
+            lines.append(f"  next step: {self.next_step}")
+        return "\n".join(lines)
+
+
+class UsageError(DeepInferError):
+    """The command line does not make sense."""
+
+    exit_code = 1
+
+
+class VariableError(DeepInferError, ValueError):
+    """An environment variable has a value that is not allowed."""
+
+    exit_code = 1
+
+
+class NativeError(DeepInferError, ImportError):
+    """deepinfer._C is here and cannot be used, or is required and not here."""
