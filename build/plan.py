@@ -52,6 +52,7 @@ class Cell:
 class TargetPlan:
     """The cells of one target, each after those that it needs, and the key of the image that they make.
 
+    facts: the base's, as inspected, else as expected; before any overlay.
     image_key: empty without an inspection.  image_inputs: what it hashes.
     complete: no component of the target was left out by the selection; only then is the image what its name says.
     """
@@ -63,6 +64,7 @@ class TargetPlan:
     image_key: str
     image_inputs: Mapping[str, str] = field(default_factory=dict)
     complete: bool = True
+    facts: Mapping[str, str | None] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """For `plan --json`: no file paths of this machine, stable order."""
@@ -72,6 +74,7 @@ class TargetPlan:
             "base": self.base_kind,
             "expected": self.inspection is None,
             "complete": self.complete,
+            "facts": dict(self.facts),
             "image_key": self.image_key,
             "cells": [
                 {
@@ -123,7 +126,14 @@ def make_plan(
     chosen = tuple(cells[component.name] for component in ordered if component.name in wanted_names)
     inputs = _image_inputs(known, chosen) if inspection is not None else {}
     return TargetPlan(
-        target, inspection, base_kind, chosen, _digest(inputs) if inputs else "", inputs, len(chosen) == len(ordered)
+        target,
+        inspection,
+        base_kind,
+        chosen,
+        image_key=_digest(inputs) if inputs else "",
+        image_inputs=inputs,
+        complete=len(chosen) == len(ordered),
+        facts=known.base,
     )
 
 

@@ -151,7 +151,7 @@ def _scalar(hint: Hint, node: Scalar, where: Where, problems: Problems) -> Any:
     elif get_origin(base) is Literal:
         choices = get_args(base)
         for choice in choices:
-            if node.text == str(choice) and (node.kind == "str" or not isinstance(choice, str)):
+            if node.text == str(choice) and node.kind == type(choice).__name__:
                 return choice
         complaint = f"{shown(node.text)} is not known{near(node.text, [str(choice) for choice in choices])}"
     elif node.kind != "str":
