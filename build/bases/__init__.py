@@ -1,0 +1,1 @@
+"""Bases: finding or making one, and looking into it."""
