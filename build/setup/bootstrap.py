@@ -1,0 +1,109 @@
+"""The start of `./run`: sets up what the request needs, then becomes invoke or the user's command.
+
+Started by the script `run` as a file, with a Python that may have nothing but its standard library.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+REPOSITORY = Path(__file__).resolve().parent.parent.parent
+if str(REPOSITORY) not in sys.path:
+    sys.path.insert(0, str(REPOSITORY))
+
+from build.errors import BuildError  # noqa: E402
+from build.setup.request import USAGE, Request, parse  # noqa: E402
+
+COMMAND_NOT_FOUND = 127
+
+
+def main(argv: Sequence[str]) -> int:
+    """Do what the command line says. Returns only when nothing was started: help, or an error that was told."""
+    try:
+        request = parse(argv)
+        if not request.verb:
+            print(f"{USAGE}\nverbs:\n{verbs()}")
+            return 0
+        if os.environ.get("DEEPINFER_PYTHON"):
+            _go(request, *_given_interpreter(request))
+        _go(request, *_own_environment(request))
+    except BuildError as problem:
+        print(problem, file=sys.stderr)
+        return problem.exit_code
+    except KeyboardInterrupt:
+        print("interrupted; the next start puts right what was left half done", file=sys.stderr)
+        return 130
+
+
+def verbs() -> str:
+    """The verbs of tasks.py with their first lines, read from its text: nothing has to be installed for it."""
+    rows: list[tuple[str, str]] = []
+    for node in ast.parse((REPOSITORY / "tasks.py").read_text()).body:
+        if isinstance(node, ast.FunctionDef) and any(_is_task(decorator) for decorator in node.decorator_list):
+            rows.append((node.name.replace("_", "-"), (ast.get_docstring(node) or "").partition("\n")[0]))
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"  {name:<{width}}  {text}" for name, text in sorted(rows))
+
+
+def _is_task(decorator: ast.expr) -> bool:
+    called = decorator.func if isinstance(decorator, ast.Call) else decorator
+    return isinstance(called, ast.Name) and called.id == "task"
+
+
+def _own_environment(request: Request) -> tuple[Path, dict[str, str]]:
+    """Set up `.venv` and Docker as far as the request needs them; its Python, and the variables it runs with."""
+    from build.setup.environment import Environment
+
+    environment = Environment(REPOSITORY)
+    if environment.missing(request.sets):
+        from build.setup import install
+
+        install.ensure(environment, request.sets, may_install=request.may_install)
+    if request.needs_docker or request.runs_image_tests:
+        from build.setup import docker_engine
+
+        if request.runs_image_tests:  # it starts the engine when its turn comes, and stops it again
+            docker_engine.check_possible(may_install=request.may_install)
+        else:
+            docker_engine.ensure(may_install=request.may_install, stays=True)
+    path = f"{environment.python.parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+    return environment.python, {"VIRTUAL_ENV": str(environment.folder), "PATH": path}
+
+
+def _given_interpreter(request: Request) -> tuple[Path, dict[str, str]]:
+    """The interpreter of DEEPINFER_PYTHON as it is, with the packs of `--offline` on PYTHONPATH."""
+    from build.setup import packs
+
+    folder = packs.provide(request.offline, strict=request.verb != "--")
+    path = os.pathsep.join(filter(None, [str(folder or ""), os.environ.get("PYTHONPATH", "")]))
+    # What the interpreter was called may be relative, and the verb may run elsewhere.
+    variables = {"DEEPINFER_PYTHON": sys.executable, "PYTHONPATH": path}
+    if folder is not None:
+        variables["DEEPINFER_PACKS"] = str(folder)
+    return Path(sys.executable), variables
+
+
+def _go(request: Request, python: Path, variables: dict[str, str]) -> NoReturn:
+    allowed = "1" if request.may_install and not os.environ.get("DEEPINFER_PYTHON") else "0"
+    environment = {**os.environ, **variables, "DEEPINFER_SETUP": allowed}
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if request.verb == "--":
+        command = request.arguments[0]
+        try:
+            os.execvpe(command, list(request.arguments), environment)
+        except OSError as problem:
+            print(f"error: {command} cannot be run: {problem.strerror}", file=sys.stderr)
+            raise SystemExit(COMMAND_NOT_FOUND) from None
+    # -P: a file of the current folder must not stand in for a module.
+    argv = [str(python), "-P", "-m", "invoke", "--search-root", str(REPOSITORY), *request.invoke_arguments()]
+    os.execve(python, argv, environment)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
