@@ -1,0 +1,1 @@
+"""What the facts mean: pure functions from what the programs printed to verdicts."""

@@ -1,0 +1,103 @@
+"""The gate on what was added to the base: no secret, nothing of the builder, nothing of the building machine."""
+
+from __future__ import annotations
+
+import configparser
+import os
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any
+from urllib.parse import urlsplit
+
+from build.gates.judge.rows import Row, Verdicts
+
+_NAMES = {
+    "a configuration that may hold credentials": re.compile(
+        r"/(pip\.conf|\.pypirc|\.netrc|\.npmrc|\.git-credentials|\.docker/config\.json|\.env|credentials)$"
+    ),
+    "a key or certificate": re.compile(r"/(id_(rsa|ed25519|ecdsa)|[^/]*\.(key|p12|pfx|crt|pem))$"),
+    "left by the builder": re.compile(
+        r"\.whl$|/[^/]*\.o$|/\.?ccache/|/\.cache/|^/var/lib/apt/lists/.+|^/var/cache/apt/.+\.(deb|bin)$|/\.part-|"
+        r"^/(build|src|out|work|wheels|context)/|/\.setuptools/|\.egg-info/SOURCES\.txt$"
+    ),
+}
+# certifi's list of public certificate authorities is its whole content.
+_PUBLIC = re.compile(r"/certifi/cacert\.pem$")
+_SECRET_NAME = re.compile(r"(token|password|passwd|secret|credential|api_?key)", re.IGNORECASE)
+_PASSWORD_URL = re.compile(r"https?://[^/\s:@]+:[^/\s@]+@")
+_PUBLIC_HOSTS = {"pypi.org", "files.pythonhosted.org", "github.com", "deb.debian.org", ""}
+_INDEXES = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "UV_INDEX_URL", "UV_DEFAULT_INDEX")
+_PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy")
+_PIP_FILES = ("/etc/pip.conf", "~/.config/pip/pip.conf", "~/.pip/pip.conf", "/etc/xdg/pip/pip.conf")
+
+
+def needles() -> dict[str, str]:
+    """Host names of this machine's package indexes and proxies: what it is -> the text that may not be in an image."""
+    found = {}
+    for name in (*_INDEXES, *_PROXIES):
+        for url in os.environ.get(name, "").split():
+            host = urlsplit(url if "//" in url else f"//{url}").hostname or ""
+            if host not in _PUBLIC_HOSTS:
+                found[f"the host of {name}"] = host
+    for file in _PIP_FILES:
+        parser = configparser.ConfigParser()
+        try:
+            parser.read(Path(file).expanduser())
+            values = [parser.get("global", key, fallback="") for key in ("index-url", "extra-index-url")]
+        except configparser.Error:
+            continue
+        for url in " ".join(values).split():
+            host = urlsplit(url).hostname or ""
+            if host not in _PUBLIC_HOSTS:
+                found["the host of pip's index"] = host
+    return found
+
+
+def judge_layers(
+    verdicts: Verdicts,
+    facts: Mapping[str, Any],
+    *,
+    history: Sequence[str],
+    environment: Mapping[str, str],
+    labels: Mapping[str, str],
+    hidden: Mapping[str, str],
+    seconds: float,
+    problem: str = "",
+) -> None:
+    """facts: what `scan` printed.  history: the added layers' commands.  environment: what differs from the base's.
+
+    hidden: what `needles` gave.  problem: how the scan failed, if it did.
+    """
+    rows = [Row(False, f"the added files could not be listed: {problem}")] if problem else []
+    added = facts.get("added")
+    for path in added or []:
+        for what, pattern in _NAMES.items():
+            if pattern.search(path) and not _PUBLIC.search(path):
+                rows.append(Row(False, f"{path}: {what}"))
+    rows += [Row(False, f"{one['path']}: holds {one['what']}") for one in facts.get("secrets", [])]
+    for name, value in environment.items():
+        if _SECRET_NAME.search(name) and value:
+            rows.append(Row(False, f"the environment variable {name} is set in the image"))
+    texts = {
+        **{f"the command of an added layer ({line[:60]})": line for line in history},
+        **{f"the environment variable {name}": value for name, value in environment.items()},
+        **{f"the label {name}": value for name, value in labels.items()},
+    }
+    for where, text in texts.items():
+        if _PASSWORD_URL.search(text):
+            rows.append(Row(False, f"{where} holds a URL with a password"))
+        rows += [Row(False, f"{where} names {what}") for what, needle in hidden.items() if needle in text]
+    if added is None and not problem:
+        reason = "files were not compared: the base is not here (history, environment and labels were looked at)"
+        rows.append(Row(True, reason))
+    elif not any(row.ok is False for row in rows):
+        rows.append(Row(True, _summary(added or [], len(history))))
+    verdicts.add("layers", rows, seconds=seconds)
+
+
+def _summary(added: Sequence[str], layers: int) -> str:
+    tops = Counter("/".join(PurePosixPath(path).parts[:4]).replace("//", "/") for path in added)
+    largest = ", ".join(f"{top} ({count})" for top, count in tops.most_common(4))
+    return f"{len(added)} files in {layers} steps: {largest or 'nothing'}"

@@ -1,0 +1,117 @@
+"""The gate on what a user meets first: the entrypoint, the health check, the user, the labels."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from build.containers import LABEL
+from build.gates.judge.rows import Ending, Row, Verdicts
+from build.inspection import Inspection
+from build.plan import TargetPlan
+
+_OCI = "org.opencontainers.image."
+REQUIRED = tuple(
+    _OCI + name for name in ("title", "version", "revision", "created", "source", "base.name", "base.digest")
+)
+MANIFEST_LABEL = f"{LABEL}.manifest"
+"""Holds the digest of the manifest's part `inputs` (build.manifest.inputs_digest)."""
+
+
+@dataclass(frozen=True)
+class Surface:
+    """answer: of the entrypoint to `env --json`.  health: of the health check's command, None without one.
+
+    user, labels: from the image's configuration.
+    """
+
+    answer: Ending
+    health: Ending | None
+    user: str
+    labels: Mapping[str, str]
+
+
+def judge_entrypoint(
+    verdicts: Verdicts, surface: Surface, plan: TargetPlan, inspection: Inspection, modules: Sequence[str]
+) -> None:
+    """Each of the four by itself; `env` also has to agree with plan and labels."""
+    rows = [_user(surface.user), _health(surface.health)]
+    try:
+        report = surface.answer.document()
+        parts = {row["name"]: row for row in report["parts"]}
+        version = str(report["deepinfer"]["version"])
+    except (ValueError, KeyError, TypeError):
+        said = surface.answer.problem() if not surface.answer.ok else "it printed something else than its report"
+        rows.append(Row(False, f"the entrypoint with `env --json`: {said}", "deepinfer"))
+        verdicts.add("entrypoint", rows + _labels(surface.labels, "", {}), seconds=surface.answer.seconds)
+        return
+    if not surface.answer.ok:
+        rows.append(Row(False, f"the entrypoint with `env --json`: {surface.answer.problem()}"))
+    rows += _parts(parts, plan, inspection, modules)
+    rows += _labels(surface.labels, version, parts)
+    verdicts.add("entrypoint", rows, seconds=surface.answer.seconds)
+
+
+def _user(user: str) -> Row:
+    name = user.split(":")[0]
+    if name in ("", "0", "root"):
+        return Row(False, "the image's programs run as root: USER is missing")
+    return Row(True, f"user {name}")
+
+
+def _health(health: Ending | None) -> Row:
+    if health is None:
+        return Row(False, "the image has no HEALTHCHECK")
+    return Row(True, "health check") if health.ok else Row(False, f"the health check fails: {health.problem()}")
+
+
+def _parts(
+    parts: Mapping[str, Mapping[str, Any]], plan: TargetPlan, inspection: Inspection, modules: Sequence[str]
+) -> list[Row]:
+    """`env` finds what the plan put in, in the planned versions, on the torch that the base has."""
+    rows = []
+    versions = {cell.component.module: cell.component.version for cell in plan.cells if cell.component.kind == "wheel"}
+    for module in modules:
+        if module == "deepinfer":
+            continue
+        part = parts.get(module, {"status": "not listed", "reason": "", "version": ""})
+        wanted = versions.get(module)
+        if part["status"] != "present":
+            rows.append(Row(False, f"`env` says that {module} is {part['status']}: {part['reason']}", module))
+        elif wanted and str(part["version"]).partition("+")[0] != wanted:
+            rows.append(Row(False, f"`env` says that {module} is {part['version']}, the plan {wanted}", module))
+    torch = parts.get("torch", {"status": "not listed", "version": "", "details": {}})
+    if torch["version"] != inspection.torch:
+        told = torch["version"] or torch["status"]
+        rows.append(Row(False, f"`env` says that torch is {told}, not {inspection.torch}"))
+    nccl = (torch["details"].get("nccl") or {}).get("version")
+    overlay = [c.component.version for c in plan.cells if c.component.name == "nccl" and c.status != "unsupported"]
+    if overlay and nccl != overlay[0]:
+        rows.append(Row(False, f"torch loads NCCL {nccl}, the plan put {overlay[0]} in its place"))
+    return rows or [Row(True, "env agrees with the plan")]
+
+
+def _labels(labels: Mapping[str, str], version: str, parts: Mapping[str, Mapping[str, Any]]) -> list[Row]:
+    rows = [
+        Row(False, f"the label {name} is missing or empty")
+        for name in (*REQUIRED, MANIFEST_LABEL, LABEL)
+        if not labels.get(name)
+    ]
+    if version and labels.get(_OCI + "version", version) != version:
+        rows.append(Row(False, f"the label {_OCI}version says {labels[_OCI + 'version']}, `env` says {version}"))
+    created = labels.get(_OCI + "created", "")
+    try:
+        datetime.datetime.fromisoformat(created.replace("Z", "+00:00"))
+    except ValueError:
+        if created:
+            rows.append(Row(False, f"the label {_OCI}created is no time: {created}"))
+    known = {name.lower().replace("deepinfer.", ""): part["version"] for name, part in parts.items()}
+    torch = parts.get("torch", {}).get("details", {})
+    known |= {"nccl": (torch.get("nccl") or {}).get("version") or "", "cuda": torch.get("cuda") or ""}
+    for name, told in labels.items():
+        part = name.removeprefix(f"{LABEL}.").replace("-", "_")
+        if name.startswith(f"{LABEL}.") and part in known and part != "_c" and told not in (known[part], "none", ""):
+            rows.append(Row(False, f"the label {name} says {told}, `env` says {known[part] or 'nothing'}", part))
+    return rows or [Row(True, f"{len(labels)} labels")]

@@ -1,0 +1,45 @@
+"""Entry of the zip file: `python gates.pyz PROGRAM JSON`, where JSON holds the program's arguments by name."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from build.gates.programs import conductor, files, linked, loaded, neighbours, toolchain
+
+
+def _access(roots: list[str], cache: str, document: str) -> dict[str, Any]:
+    text = ""
+    if document and Path(document).is_file() and os.access(document, os.R_OK):
+        text = Path(document).read_text(errors="replace")
+    return {
+        "uid": os.getuid(),
+        "unreadable": files.unreadable(roots),
+        "cache": files.writable(cache) if cache else "",
+        "document": text,
+    }
+
+
+PROGRAMS = {
+    "conductor": conductor.main,
+    "linked": linked.main,
+    "loaded": loaded.main,
+    "neighbours": neighbours.main,
+    "toolchain": toolchain.main,
+    "access": _access,
+    "scan": files.scan,
+    "listing": files.packed_listing,
+}
+
+
+def main() -> None:
+    """Run the program named by the first argument and print what it returns as JSON (text as it is)."""
+    name, arguments = sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else "{}"
+    if arguments.startswith("@"):
+        arguments = Path(arguments[1:]).read_text()
+    facts = PROGRAMS[name](**json.loads(arguments))  # type: ignore[operator]
+    if facts is not None:
+        print(facts if isinstance(facts, str) else json.dumps(facts), flush=True)
