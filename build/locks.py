@@ -26,6 +26,7 @@ from installer.exceptions import InstallerError
 from installer.records import RecordEntry
 from installer.sources import WheelFile
 from installer.utils import Scheme
+from packaging.tags import compatible_tags, cpython_tags
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
 from build import cache
@@ -166,7 +167,7 @@ def _stamps(folder: Path) -> dict[str, list[int]]:
 
 def _assemble(lock: Lock, python: str, target: Path) -> None:
     store = cache.folder("downloads/wheels")
-    missing = [pin for pin in lock.pins if _stored(store, pin) is None]
+    missing = [pin for pin in lock.pins if _stored(store, pin, python) is None]
     if missing:
         print(f"fetching {len(missing)} of {len(lock.pins)} wheels of {lock.path}", file=sys.stderr, flush=True)
         _download(lock, missing, python, store)
@@ -174,7 +175,7 @@ def _assemble(lock: Lock, python: str, target: Path) -> None:
         part = Path(scratch) / target.name
         part.mkdir()
         for pin in lock.pins:
-            wheel = _stored(store, pin)
+            wheel = _stored(store, pin, python)
             if wheel is None:
                 raise EnvironmentCannot(
                     f"{pin.name}=={pin.version} vanished from the cache while {lock.path} was being fetched",
@@ -187,10 +188,26 @@ def _assemble(lock: Lock, python: str, target: Path) -> None:
         part.rename(target)
 
 
-def _stored(store: Path, pin: Pin) -> Path | None:
-    """The stored wheel of a pin, hashed anew; one that does not fit its name any more is removed."""
+def fits(wheel: str, python: str) -> bool:
+    """Whether a wheel of this file name is for `python` ("3.13"); the platform is not looked at."""
+    release = tuple(int(part) for part in python.split(".")[:2])
+    known = [
+        *cpython_tags(release, platforms=["any"]),
+        *compatible_tags(release, f"cp{release[0]}{release[1]}", ["any"]),
+    ]
+    pairs = {(tag.interpreter, tag.abi) for tag in known}
+    return any((tag.interpreter, tag.abi) in pairs for tag in parse_wheel_filename(wheel)[3])
+
+
+def _stored(store: Path, pin: Pin, python: str) -> Path | None:
+    """The stored wheel of a pin for `python`, hashed anew; one that does not fit its name any more is removed.
+
+    A pin may have hashes for several Pythons, whose wheels all lie in the store.
+    """
     for value in pin.hashes:
         for wheel in (store / value).glob("*.whl"):
+            if not fits(wheel.name, python):
+                continue
             if sha256(wheel) == value:
                 return wheel
             print(f"{wheel.name} in the cache was changed; fetching it again", file=sys.stderr, flush=True)

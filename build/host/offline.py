@@ -5,12 +5,14 @@ What is looked for in the folder (three levels deep):
     wheels/*.whl           build.lock's wheels, which `./run` puts on PYTHONPATH
     nccl.tar.xz            a tree with nvidia/nccl/{include,lib}: NCCL, possibly without other GPUs' code
     elfutils.tar.xz        a tree with usr/include/elfutils and usr/include/{dwarf,gelf,libelf}.h
-    triton-X.tar.xz        a tree with the package triton, version X
+    triton-X.tar.xz        a tree with the package triton, version X; or its wheel, triton-X-*.whl
 Each archive may also lie there unpacked, as a folder of the same name without the suffix.
+`python -m build.host.pack` fills such a folder on a machine with a network.
 """
 
 from __future__ import annotations
 
+import lzma
 import re
 import shutil
 import sys
@@ -18,12 +20,13 @@ import tarfile
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from zipfile import BadZipFile, ZipFile
 
 from build import cache
 from build.errors import EnvironmentCannot
 from build.host.nccl import sha256_of
 
-TRITON = re.compile(r"^triton-(\d+(?:\.\d+)+)$")
+TRITON = re.compile(r"^triton-(\d+(?:\.\d+)+)(?:$|\.tar\.xz$|-.*\.whl$)")
 
 
 class OfflineFolder:
@@ -50,25 +53,23 @@ class OfflineFolder:
         """The unpacked tree `name` ("nccl", "elfutils", "triton-3.7.1"), None if it has not arrived."""
         if (self.path / name).is_dir():
             return self.path / name
-        archive = next((path for path in self._files(".tar.xz") if path.name == f"{name}.tar.xz"), None)
-        return None if archive is None else _unpacked(archive)
+        for path in self._files(".tar.xz", ".whl"):
+            if path.name == f"{name}.tar.xz" or path.name.startswith(f"{name}-"):
+                return _unpacked(path)
+        return None
 
     def tritons(self) -> dict[str, Path]:
         """Version -> folder to put on PYTHONPATH, for every Triton that has arrived."""
-        names = {path.name.removesuffix(".tar.xz") for path in self._files(".tar.xz")}
-        names |= {path.name for path in self.path.iterdir() if path.is_dir()}
-        found: dict[str, Path] = {}
-        for name in sorted(names):
-            match = TRITON.match(name)
-            tree = self.tree(name) if match else None
-            if match and tree is not None:
-                found[match.group(1)] = tree
-        return found
+        names = [*(path.name for path in self._files(".tar.xz", ".whl")), *(path.name for path in self.path.iterdir())]
+        versions = {match.group(1) for match in map(TRITON.match, names) if match}
+        trees = {version: self.tree(f"triton-{version}") for version in sorted(versions)}
+        return {version: tree for version, tree in trees.items() if tree is not None}
 
 
 def _unpacked(archive: Path) -> Path:
     """Unpack into the cache, once per content; whole or not at all."""
-    target = cache.folder("host/packs") / f"{archive.name.removesuffix('.tar.xz')}-{sha256_of(archive)[:16]}"
+    stem = archive.name.removesuffix(".tar.xz").removesuffix(".whl")
+    target = cache.folder("host/packs") / f"{stem}-{sha256_of(archive)[:16]}"
     if target.is_dir():
         return target
     with cache.locked(f"unpack-{target.name}"):
@@ -77,10 +78,10 @@ def _unpacked(archive: Path) -> Path:
         print(f"unpacking {archive.name}", file=sys.stderr)
         scratch = Path(tempfile.mkdtemp(prefix=".part-", dir=target.parent))
         try:
-            with tarfile.open(archive, "r:xz") as tar:
-                tar.extractall(scratch, filter="data")
+            (_unpack_wheel if archive.suffix == ".whl" else _unpack_tar)(archive, scratch)
+            scratch.chmod(0o755)
             scratch.replace(target)
-        except (tarfile.TarError, EOFError, OSError) as problem:
+        except (tarfile.TarError, lzma.LZMAError, BadZipFile, EOFError, OSError) as problem:
             raise EnvironmentCannot(
                 f"the pack {archive.name} cannot be unpacked: {problem}",
                 cause="it did not arrive whole, or the disk is full",
@@ -89,3 +90,16 @@ def _unpacked(archive: Path) -> Path:
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
     return target
+
+
+def _unpack_tar(archive: Path, target: Path) -> None:
+    with tarfile.open(archive, "r:xz") as tar:
+        tar.extractall(target, filter="data")
+
+
+def _unpack_wheel(archive: Path, target: Path) -> None:
+    with ZipFile(archive) as wheel:
+        for member in wheel.infolist():
+            path = Path(wheel.extract(member, target))
+            if member.external_attr >> 16 & 0o111:
+                path.chmod(0o755)  # ptxas and its like must stay executable

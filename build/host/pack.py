@@ -1,0 +1,103 @@
+"""Fill a folder of packs on a machine with a network, for `./run build --image host --offline FOLDER` elsewhere.
+
+    ./run -- python -m build.host.pack FOLDER [--python 3.12] [wheels sources elfutils triton]
+
+wheels: build.lock's, for Python 3.11 to 3.13.  sources: the sdists and NCCL's wheel.  elfutils: headers of libdw and
+libelf, from Debian.  triton: the versions of locks/triton.lock for the target's Python.  Without names: all of them.
+Every file is checked by its hash and written whole; running it again fetches only what is missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import tarfile
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from build import cache, triton_versions
+from build.call import call
+from build.errors import BuildError, EnvironmentCannot
+from build.host.nccl import sha256_of
+from build.locks import fetch_lock, fetched_wheels, pip_download
+from build.matrix.load import load_matrix
+from build.wheels.fetch import fetch_source
+
+PYTHONS = ("3.11", "3.12", "3.13")
+
+
+def put(source: Path, folder: Path) -> None:
+    """Copy a file into a folder, whole, unless it is there already; say so."""
+    target = folder / source.name
+    if not target.exists() or target.stat().st_size != source.stat().st_size:
+        with cache.atomic_path(target) as part:
+            shutil.copyfile(source, part)
+    print(f"{target}  {target.stat().st_size / 1e6:.1f} MB", file=sys.stderr)
+
+
+def pack_wheels(folder: Path, python: str) -> None:
+    """build.lock's wheels; those of every Python, since the other machine's is not always known."""
+    for version in dict.fromkeys((*PYTHONS, python)):
+        for wheel in fetched_wheels(fetch_lock(cache.REPOSITORY / "locks" / "build.lock", version)).values():
+            put(wheel, folder / "wheels")
+
+
+def pack_sources(folder: Path, python: str) -> None:
+    """The sdists of DeepGEMM and DeepEP, and NCCL's wheel (361 MB unpacked)."""
+    matrix = load_matrix()
+    for name in matrix.targets["host"].components:
+        if matrix.components[name].source.pypi is not None:
+            put(fetch_source(matrix.components[name]), folder / "sources")
+
+
+def pack_elfutils(folder: Path, python: str) -> None:
+    """The headers of libdw and libelf from Debian's packages: nothing of them is linked."""
+    with tempfile.TemporaryDirectory() as scratch:
+        call("apt-get", "download", "-q", "libdw-dev", "libelf-dev", cwd=Path(scratch))
+        for package in Path(scratch).glob("*.deb"):
+            call("dpkg", "-x", package, Path(scratch) / "tree")
+        folder.mkdir(parents=True, exist_ok=True)
+        with cache.atomic_path(folder / "elfutils.tar.xz") as part, tarfile.open(part, "w:xz") as tar:
+            tar.add(Path(scratch) / "tree" / "usr" / "include", arcname="usr/include")
+    print(folder / "elfutils.tar.xz", file=sys.stderr)
+
+
+def pack_triton(folder: Path, python: str) -> None:
+    """The wheels of every Triton that the probe is run under."""
+    tag = f"cp{python.replace('.', '')}"
+    for (version, wheel_tag), digest in triton_versions.read_lock().items():
+        if wheel_tag == tag:
+            with tempfile.TemporaryDirectory() as scratch:
+                call(*pip_download(python), "--dest", scratch, f"triton=={version}")
+                (wheel,) = Path(scratch).glob("triton-*.whl")
+                if sha256_of(wheel) != digest:
+                    raise EnvironmentCannot(
+                        f"{wheel.name} is not the file that locks/triton.lock names",
+                        next_step="find out why the package index serves another file",
+                    )
+                put(wheel, folder)
+
+
+PACKS = {"wheels": pack_wheels, "sources": pack_sources, "elfutils": pack_elfutils, "triton": pack_triton}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Fill the folder; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m build.host.pack", description="Fill a folder of offline packs.")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("names", nargs="*", choices=[[], *PACKS], metavar=f"{{{','.join(PACKS)}}}")
+    parser.add_argument("--python", default="3.12", help="the other machine's Python, for Triton (default: 3.12)")
+    args = parser.parse_args(argv)
+    try:
+        for name in args.names or PACKS:
+            PACKS[name](args.folder.absolute(), args.python)
+    except BuildError as problem:
+        print(problem, file=sys.stderr)
+        return problem.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,167 @@
+"""The verbs of `./run`. Thin: each reads its options, calls build/, prints, and ends with an exit code.
+
+0 done, 1 usage, 2 matrix, 3 nothing selected, 4 the environment cannot, 5 a gate failed, 6 a component failed.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from invoke.context import Context
+from invoke.exceptions import Exit
+from invoke.tasks import task
+
+from build.command import one_of, told_plainly, whole_number
+
+IMAGE = "images by name: globs and comma lists, as in 'fla*,cpu'"
+COMPONENT = "components by name: globs and comma lists"
+BASE = "auto: the vendor's image if it is here or can be pulled, else the replica; vendor; replica"
+JSON = "print JSON alone on stdout"
+
+
+def _finish(code: int) -> None:
+    if code:
+        raise Exit(code=code)
+
+
+@task(help={"image": IMAGE, "component": COMPONENT, "base": BASE, "json": JSON})
+def plan(c: Context, image: str = "*", component: str = "*", base: str = "auto", json: bool = False) -> None:
+    """Show what a build would do, and change nothing; needs neither Docker nor a base.
+
+    Example: ./run plan --image 'fla*' --json
+    """
+    with told_plainly():
+        from build import verbs
+
+        _finish(verbs.plan(image, component, one_of("base", base, verbs.BASES), as_json=json))
+
+
+@task(
+    help={
+        "image": IMAGE,
+        "component": COMPONENT + "; an image is only made of all of them",
+        "base": BASE,
+        "accept-base": "go on although the base differs from what matrix.yaml expects",
+        "keep-going": "after a failure do the rest, and list everything at the end",
+        "jobs": "compiles at once; by default as many as processors and memory allow",
+        "offline": "host: a folder of packs, for a machine without a network",
+        "replace-nccl": "host: replace the NCCL file that torch loads (`clean --host` puts it back)",
+        "prefix": "host: the folder to install into",
+    }
+)
+def build(
+    c: Context,
+    image: str = "*",
+    component: str = "*",
+    base: str = "auto",
+    accept_base: bool = False,
+    keep_going: bool = False,
+    jobs: str = "",
+    offline: str = "",
+    replace_nccl: bool = False,
+    prefix: str = "",
+) -> None:
+    """Compile the components against a base, make the image, check it, and tag it.
+
+    Example: ./run build --image flagtree
+    """
+    with told_plainly():
+        from build import verbs
+
+        options = verbs.BuildOptions(
+            components=component,
+            base=one_of("base", base, verbs.BASES),
+            accept_base=accept_base,
+            keep_going=keep_going,
+            jobs=whole_number("jobs", jobs, at_least=1) if jobs else None,
+            offline=Path(offline).expanduser().absolute() if offline else None,
+            replace_nccl=replace_nccl,
+            prefix=Path(prefix).expanduser().absolute() if prefix else None,
+        )
+        _finish(verbs.build(image, options))
+
+
+@task(help={"image": IMAGE, "base": BASE, "json": JSON})
+def inspect(c: Context, image: str = "*", base: str = "auto", json: bool = False) -> None:
+    """Show what a base really holds, beside what matrix.yaml expects.
+
+    Example: ./run inspect --image flagtree --json
+    """
+    with told_plainly():
+        from build import verbs
+
+        _finish(verbs.inspect(image, one_of("base", base, verbs.BASES), as_json=json))
+
+
+@task(
+    help={
+        "image": IMAGE,
+        "gpus": "also run the GPU stage on this many GPUs",
+        "offline": "host: a folder of packs; every Triton in it is probed",
+        "prefix": "host: the folder that was installed into",
+        "json": JSON,
+    }
+)
+def check(c: Context, image: str = "*", gpus: str = "0", offline: str = "", prefix: str = "", json: bool = False) -> None:
+    """Run the gates on finished images, and with --gpus N the GPU stage.
+
+    Example: ./run check --image host --gpus 2
+    """
+    with told_plainly():
+        from build import verbs
+
+        _finish(
+            verbs.check(
+                image,
+                gpus=whole_number("gpus", gpus, at_least=0),
+                offline=Path(offline).expanduser().absolute() if offline else None,
+                prefix=Path(prefix).expanduser().absolute() if prefix else None,
+                as_json=json,
+            )
+        )
+
+
+@task(help={"json": JSON, "online": "also ask the registries whether they answer"})
+def doctor(c: Context, json: bool = False, online: bool = False) -> None:
+    """Say what this machine has and lacks for a build, with the commands to type.
+
+    Example: ./run doctor
+    """
+    with told_plainly():
+        from build import doctor as rows
+
+        _finish(rows.run(json=json, online=online))
+
+
+@task(
+    help={
+        "image": IMAGE + "; removes images and containers of ours",
+        "docker": "stop the Docker engine that ./run started",
+        "cache": "remove the build cache; needs --yes",
+        "host": "put the NCCL file that was replaced back, and remove the prefix",
+        "yes": "do not ask",
+    }
+)
+def clean(
+    c: Context, image: str = "", docker: bool = False, cache: bool = False, host: bool = False, yes: bool = False
+) -> None:
+    """Remove what the project made, and nothing else.
+
+    Example: ./run clean --image 'fla*' --docker
+    """
+    with told_plainly():
+        from build import clean as cleaning
+
+        _finish(cleaning.run(images=image, docker=docker, cache=cache, host=host, yes=yes))
+
+
+@task(help={"keep": "keep the images that the tests made"})
+def test(c: Context, keep: bool = False) -> None:
+    """Run the repository's own suites: unit tests, then the images. After `--`: pytest's own arguments.
+
+    Example: ./run test -- tests/build -q
+    """
+    with told_plainly():
+        from build import testing
+
+        _finish(testing.run(c.remainder, keep=keep))
