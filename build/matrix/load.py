@@ -133,7 +133,7 @@ def _check_target(target: Target, components: object, where: Where, problems: Pr
             problems.check((*where, key), not getattr(target, key), "the host has no base: remove it")
         return
     based = target.vendor is not None or target.replica is not None
-    problems.check(where, based, "needs a base: vendor, replica or both")
+    problems.check((*where, "vendor"), based, "missing: an image needs a base: vendor, replica or both")
     problems.check((*where, "expect"), bool(target.expect), "missing: the facts of the base, by which it is checked")
     problems.check(
         (*where, "vendor_gb"),

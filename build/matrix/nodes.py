@@ -22,6 +22,8 @@ MAX_BYTES = 256 * 1024
 MAX_DEPTH = 16
 MAX_NODES = 10_000
 MAX_TEXT = 4096
+KINDS = {"int": "number", "float": "number", "bool": "true/false value", "null": "null", "timestamp": "date"}
+"""How the kinds of a scalar are called in messages."""
 _PLAIN = (True, False)
 _RESOLVER = Resolver()
 
@@ -196,9 +198,9 @@ class _Builder:
             self.problems.add(top.where, "a list or mapping cannot be a key", line=line)
         elif node.kind != "str":
             if node.kind != "alias":
-                self.problems.add(
-                    top.where, f"the key {shown(node.text)} is a {node.kind} to YAML: put it in quotes", line=line
-                )
+                kind = KINDS.get(node.kind, node.kind)
+                text = f"the key {shown(node.text)} is a {kind} to YAML: put it in quotes"
+                self.problems.add(top.where, text, line=line)
         elif node.text in known:
             text = f"the key {shown(node.text)} stands here and on line {known[node.text]}: remove one"
             self.problems.add((*top.where, node.text), text, line=line)

@@ -176,7 +176,7 @@ def _cell(text: Any) -> str:
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    yield f"| {' | '.join(head)} |\n|{'---|' * len(head)}\n"
+    yield f"| {' | '.join(_cell(cell) for cell in head)} |\n|{'---|' * len(head)}\n"
     for row in rows:
         yield f"| {' | '.join(_cell(cell) for cell in row)} |\n"
 

@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from build.cache import REPOSITORY
 from build.matrix.generated import run_generator
-from build.matrix.load import SOURCE_KEYS
+from build.matrix.load import SOURCE_KEYS, SOURCE_OPTIONS
 from build.matrix.model import Document, Source
 from build.matrix.shape import Hint, fields_of, take_apart
 
@@ -50,7 +50,13 @@ def _object(cls: type, definitions: dict[str, Any]) -> dict[str, Any]:
     if required:
         made["required"] = required
     if cls is Source:
-        made["oneOf"] = [{"required": [kind, *more]} for kind, more in SOURCE_KEYS.items()]
+        made["oneOf"] = [
+            {
+                "required": [kind, *SOURCE_KEYS[kind]],
+                "properties": {key: False for key in keys if key not in (kind, *allowed)},
+            }
+            for kind, allowed in SOURCE_OPTIONS.items()
+        ]
     return made
 
 

@@ -15,10 +15,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 from build.matrix.formats import Format
 from build.matrix.model import FromKey
-from build.matrix.nodes import Mapping, Node, Scalar, Sequence
+from build.matrix.nodes import KINDS, Mapping, Node, Scalar, Sequence
 from build.matrix.problems import Problems, Where, near, shown
-
-KINDS = {"int": "number", "float": "number", "bool": "true/false value", "null": "null", "timestamp": "date"}
 
 
 @dataclasses.dataclass(frozen=True)
