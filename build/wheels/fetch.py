@@ -9,6 +9,7 @@ import sys
 import tarfile
 import tempfile
 import urllib.error
+from collections.abc import Iterator
 from pathlib import Path
 
 from build import cache
@@ -31,29 +32,31 @@ def fetch_source(component: Component, *, offline: Path | None = None, repositor
         EnvironmentCannot: it cannot be fetched, or what arrived is not whole.
     """
     source = component.source
-    try:
+    with told_space(cache.root()):
         if source.path is not None:
             return _folder(component, (repository / source.path).resolve())
         if source.git is not None and source.commit is not None:
             return _commit(component, source.git, source.commit, offline)
         if source.pypi is not None and source.sha256 is not None:
             return _file(component, source, offline)
-    except OSError as problem:
-        if problem.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise no_space(cache.root()) from problem
-        raise
     raise MatrixError(
         f"component {component.name!r} names no whole source",
         next_step="give it pypi, version and sha256, or path, or git and commit",
     )
 
 
-def no_space(where: Path) -> EnvironmentCannot:
-    """The error for a full disk under the build cache."""
-    return EnvironmentCannot(
-        f"no space is left under {where}",
-        next_step="free space (`./run clean` tells what the cache holds), or set DEEPINFER_BUILD_CACHE elsewhere",
-    )
+@contextlib.contextmanager
+def told_space(where: Path) -> Iterator[None]:
+    """Turn a full disk under `where` into an error that says so."""
+    try:
+        yield
+    except OSError as problem:
+        if problem.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise EnvironmentCannot(
+            f"no space is left under {where}",
+            next_step="free space (`./run clean` tells what the cache holds), or set DEEPINFER_BUILD_CACHE elsewhere",
+        ) from problem
 
 
 def _folder(component: Component, folder: Path) -> Path:

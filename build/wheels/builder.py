@@ -1,0 +1,195 @@
+"""The builder image: a base with compilers' helpers, build packages, a CUDA_HOME and the newer NCCL in its place.
+
+It is made once for a base and a recipe, carries the project's label, and gives nothing to the finished image.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import tempfile
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+
+from build import cache
+from build.bases.rootfs import package_sources
+from build.call import CallFailed
+from build.containers import LABEL, Engine
+from build.errors import EnvironmentCannot
+from build.inspection import Inspection
+from build.locks import fetch_lock, install_wheel, read_lock
+from build.matrix.constraints import unmet
+from build.matrix.model import Component, Matrix, Target
+from build.wheels.fetch import fetch_source
+from build.wheels.wheelhouse import file_sha256
+
+RECIPE = cache.REPOSITORY / "images/builder"
+PACKAGES = RECIPE / "packages.lock"
+REPOSITORY_NAME = "deepinfer-builder"
+SITE = PurePosixPath("/opt/builder/site")
+SCRIPTS = PurePosixPath("/opt/builder/bin")
+CUDA_HOME = "/usr/local/cuda"
+MASQUERADE = "/usr/lib/ccache"
+
+
+def overlays(matrix: Matrix, target: Target, inspection: Inspection) -> list[Component]:
+    """The overlay components that this target's base takes: the others compile against them."""
+    named = [matrix.components[name] for name in target.components]
+    return [part for part in named if part.kind == "overlay" and not unmet(part, inspection.facts())]
+
+
+def builder_image(
+    engine: Engine,
+    base_reference: str,
+    inspection: Inspection,
+    target: Target,
+    matrix: Matrix,
+    *,
+    offline: Path | None = None,
+) -> str:
+    """The reference of the builder image for a base, built if it is not there yet.
+
+    Raises:
+        MatrixError: a lock or an overlay's hash is wrong.
+        EnvironmentCannot: packages or headers cannot be had, or the build of the builder fails (with its log).
+    """
+    wheels = {part.name: fetch_source(part, offline=offline) for part in overlays(matrix, target, inspection)}
+    settings = _settings(inspection, replaced=bool(wheels))
+    cuda = _cuda_lock(inspection)
+    tag = f"{REPOSITORY_NAME}:{target.name}-{_key(inspection, settings, cuda, wheels)[:12]}"
+    if engine.image_id(tag) is not None:
+        return tag
+    with cache.locked(f"builder-{target.name}", waiting_for=f"builder of {target.name}"):
+        if engine.image_id(tag) is None:
+            _build(engine, base_reference, inspection, target, tag, settings, cuda, wheels)
+            # Builders for earlier bases and recipes each hold a whole base on the disk.
+            engine.remove_images({f"{LABEL}.role": "builder", f"{LABEL}.image": target.name}, keep=[tag])
+    return tag
+
+
+def _settings(inspection: Inspection, *, replaced: bool) -> dict[str, str]:
+    """What prepare.py has to know; part of the builder's key."""
+    major = (inspection.cuda or "").split(".")[0]
+    runtimes = [library.path for library in inspection.cudart if library.soname == f"libcudart.so.{major}"]
+    runtimes.sort(key=lambda path: "/nvidia/" not in path)  # torch's own before others
+    return {
+        "cuda": inspection.cuda or "",
+        "cuda_home": inspection.cuda_home or "",
+        "site": str(PurePosixPath(inspection.torch_path).parent) if inspection.torch_path else inspection.site,
+        "cudart": runtimes[0] if inspection.cuda and runtimes else "",
+        "nccl_loaded": (inspection.nccl_loaded or "") if replaced else "",
+    }
+
+
+def _cuda_lock(inspection: Inspection) -> Path | None:
+    """The lock with the headers that the base lacks; None where it needs none or has a tool kit of its own."""
+    if inspection.cuda is None or (inspection.cuda_home is not None and inspection.nvcc is not None):
+        return None
+    lock = RECIPE / f"cuda-{inspection.cuda}.lock"
+    if not lock.is_file():
+        known = ", ".join(sorted(path.stem for path in RECIPE.glob("cuda-*.lock")))
+        raise EnvironmentCannot(
+            f"the base has torch for CUDA {inspection.cuda}, no CUDA tool kit, and there is no lock with its headers",
+            cause=f"images/builder/ has {known}",
+            next_step=f"write images/builder/cuda-{inspection.cuda}.in and run `python -m build.locks relock` on it",
+        )
+    return lock
+
+
+def _key(inspection: Inspection, settings: Mapping[str, str], cuda: Path | None, wheels: Mapping[str, Path]) -> str:
+    facts = {
+        "base": inspection.base_id,
+        "settings": dict(settings),
+        "dockerfile": file_sha256(RECIPE / "Dockerfile"),
+        "prepare": file_sha256(RECIPE / "prepare.py"),
+        "locks": [read_lock(lock).key(_python(inspection)) for lock in (PACKAGES, cuda) if lock is not None],
+        "overlays": {name: path.parent.name for name, path in wheels.items()},  # the folder is called by its sha256
+    }
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def _python(inspection: Inspection) -> str:
+    return ".".join(inspection.python.split(".")[:2])
+
+
+def _build(
+    engine: Engine,
+    base_reference: str,
+    inspection: Inspection,
+    target: Target,
+    tag: str,
+    settings: Mapping[str, str],
+    cuda: Path | None,
+    wheels: Mapping[str, Path],
+) -> None:
+    log = cache.folder("logs") / f"builder-{target.name}.log"
+    log.unlink(missing_ok=True)
+    suite = target.replica.suite if target.replica is not None else ""
+    folder = cache.folder(f"builder/{target.name}")
+    for left in folder.glob(".part-*"):  # of a killed run: the caller holds the lock
+        shutil.rmtree(left, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=".part-", dir=folder) as scratch:
+        context = Path(scratch)
+        _fill(context, inspection, settings, cuda, wheels, package_sources(suite) if suite else "")
+        try:
+            engine.build(
+                context,
+                tag=tag,
+                dockerfile=RECIPE / "Dockerfile",
+                args={
+                    "BASE": base_reference,
+                    "SUITE": suite,
+                    "CUDA": inspection.cuda or "",
+                    "PYTHON": inspection.executable,
+                },
+                labels={f"{LABEL}.role": "builder", f"{LABEL}.image": target.name},
+                network="default",
+                log=log,
+            )
+        except CallFailed as problem:
+            raise _builder_failed(target, log, problem) from problem
+
+
+def _builder_failed(target: Target, log: Path, problem: CallFailed) -> EnvironmentCannot:
+    text = log.read_text(errors="replace") if log.is_file() else problem.output
+    cause = "see the end of the log"
+    if "no space left on device" in text.lower():
+        cause = "the disk of the Docker engine is full"
+    elif "Temporary failure resolving" in text or "Unable to fetch" in text or "Failed to fetch" in text:
+        cause = "the package mirror cannot be reached from a container (network, proxy)"
+    else:
+        said = [line for line in text.splitlines() if "error: " in line]
+        cause = said[-1].partition("error: ")[2] if said else cause
+    return EnvironmentCannot(
+        f"the builder image of {target.name} could not be made",
+        cause=cause,
+        next_step="read the end of the log; a rerun starts where it stopped",
+        log=log,
+    )
+
+
+def _fill(
+    context: Path,
+    inspection: Inspection,
+    settings: Mapping[str, str],
+    cuda: Path | None,
+    wheels: Mapping[str, Path],
+    sources: str,
+) -> None:
+    tree, nccl = context / "tree", context / "nccl"
+    for folder in (tree / "opt/builder", nccl):
+        folder.mkdir(parents=True)
+    (context / "apt.list").write_text(sources)
+    (tree / "opt/builder/settings.json").write_text(json.dumps(dict(settings), sort_keys=True))
+    shutil.copyfile(RECIPE / "prepare.py", tree / "opt/builder/prepare.py")
+    python = _python(inspection)
+    for wheel in sorted(fetch_lock(PACKAGES, python).glob("*.whl")):
+        install_wheel(wheel, SITE, tree, scripts=SCRIPTS, python=inspection.executable)
+    if cuda is not None:
+        for wheel in sorted(fetch_lock(cuda, python).glob("*.whl")):
+            install_wheel(wheel, PurePosixPath("/opt/builder/cuda"), tree, scripts=None, python=inspection.executable)
+    for path in wheels.values():
+        with zipfile.ZipFile(path) as archive:
+            archive.extractall(nccl)
