@@ -1,0 +1,225 @@
+"""Makes the finished image from a base and what was compiled for it.
+
+It appears under its immutable tag in one moment, when the engine has all of it; `promote` moves `deepinfer:<image>`
+after the gates have passed. Killed at any time before, the image of the last build is still there under that name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from docker.errors import APIError
+
+from build import cache
+from build.bases.resolve import Base
+from build.call import CallFailed
+from build.containers import LABEL, Engine
+from build.errors import BuildError, CellFailed, EnvironmentCannot, GateFailed
+from build.image.collect import Collected, collect_parts
+from build.image.context import context
+from build.image.names import image_labels, moving_tag
+from build.image.parts import Part
+from build.inspection import Inspection
+from build.matrix.model import Matrix
+from build.plan import TargetPlan
+from build.wheels.compile import CellResult
+
+OURS_LIMIT = 60_000_000
+"""Bytes that an image may grow by beside NCCL, the run-time tool chain and runtime.lock."""
+
+REPORTED = {"nccl": "nccl", "toolchain": "toolchain", "runtime": "runtime"}
+"""Parts whose size is told apart; every other part is `ours`."""
+
+
+@dataclass(frozen=True)
+class Built:
+    """A finished image.
+
+    tags: the immutable tag, then the moving one, which exists only after `promote`.
+    sizes: bytes of the layers of `nccl`, `toolchain`, `runtime` and `ours`, as the engine measures them.
+    declared: what differs from the base on purpose (see `describe.declared_changes`), for the gates.
+    document: image.json.
+    """
+
+    image_id: str
+    tags: tuple[str, ...]
+    sizes: Mapping[str, int]
+    labels: Mapping[str, str]
+    declared: Mapping[str, Any] = field(default_factory=dict)
+    document: Mapping[str, Any] = field(default_factory=dict)
+
+
+def assemble(
+    engine: Engine,
+    plan: TargetPlan,
+    *,
+    base: Base,
+    inspection: Inspection,
+    results: Sequence[CellResult],
+    matrix: Matrix,
+) -> Built:
+    """Lay everything over the base and give the image its immutable tag.
+
+    Raises:
+        CellFailed: a component's result is a failure; an image without it would not be what its name says.
+        GateFailed: ours adds more than OURS_LIMIT.
+        EnvironmentCannot: no space, the base changed meanwhile, or the engine failed.
+    """
+    failed = [result.cell.name for result in results if result.status == "failed"]
+    if failed:
+        raise CellFailed(
+            f"{plan.target.name} cannot be assembled without {', '.join(failed)}",
+            next_step="see the log of the component, then build again",
+        )
+    with cache.locked(f"assemble-{plan.target.name}", waiting_for=f"assembly of {plan.target.name}"):
+        collected = collect_parts(engine, plan, base=base, inspection=inspection, results=results, matrix=matrix)
+        for note in collected.warnings:
+            print(f"note: {note}", file=sys.stderr, flush=True)
+        image_id = _existing(engine, collected, base) or _build(engine, plan, base, inspection, collected)
+        sizes = measure_sizes(engine, image_id, base.reference)
+        _check_size(plan.target.name, sizes)
+        document = json.loads(collected.document)
+        tags = (collected.tag, moving_tag(plan.target.name))
+        return Built(image_id, tags, sizes, engine.labels(image_id), document["declared"], document)
+
+
+def promote(engine: Engine, built: Built) -> None:
+    """Move `deepinfer:<image>` to a build whose gates have passed."""
+    for tag in built.tags[1:]:
+        engine.tag(built.image_id, tag)
+
+
+def image_is_current(engine: Engine, plan: TargetPlan) -> bool:
+    """Whether `deepinfer:<image>` is the very image that the plan would make; it had passed its gates then."""
+    if not plan.image_key:
+        return False
+    return engine.labels(moving_tag(plan.target.name)).get(f"{LABEL}.key") == plan.image_key
+
+
+def measure_sizes(engine: Engine, image: str, base: str) -> dict[str, int]:
+    """Bytes of the layers above the base, by what they hold; a RUN's layer counts to the archive before it."""
+    history, below = _history(engine, image), _history(engine, base)
+    added = list(reversed(history[: len(history) - len(below)]))
+    sizes = dict.fromkeys((*REPORTED.values(), "ours"), 0)
+    part = ""
+    for layer in added:
+        match = re.search(r"ADD (\w+)\.tar /", layer["CreatedBy"])
+        part = match[1] if match else part
+        sizes[REPORTED.get(part, "ours")] += int(layer["Size"])
+    return sizes
+
+
+def _history(engine: Engine, image: str) -> list[dict[str, Any]]:
+    """The layers of an image, newest first."""
+    return list(engine.client.images.get(image).history())
+
+
+def _existing(engine: Engine, collected: Collected, base: Base) -> str | None:
+    """The image that has this tag already, if it is the one that would be made: an earlier run stopped after it."""
+    labels = engine.labels(collected.tag)
+    wanted = {"manifest": f"sha256:{_digest(collected.document)}", "base.id": base.image_id}
+    if all(labels.get(f"{LABEL}.{name}") == value for name, value in wanted.items()):
+        return engine.image_id(collected.tag)
+    return None
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _build(engine: Engine, plan: TargetPlan, base: Base, inspection: Inspection, collected: Collected) -> str:
+    log = cache.folder("logs") / f"image-{plan.target.name}.log"
+    log.unlink(missing_ok=True)
+    declared = json.loads(collected.document)["declared"]
+    facts = {name: str(change.get("version") or "unknown") for name, change in declared.items()}
+    if "nccl" in declared:
+        facts["nccl.replaced"] = str(declared["nccl"]["replaced"])
+    labels = image_labels(
+        plan, base, version=collected.version, document_digest=_digest(collected.document),
+        repository=cache.REPOSITORY, facts=facts,
+    )  # fmt: skip
+    _check_space(engine, collected.parts)
+    previous = engine.image_id(collected.tag)
+    with context(
+        plan.target.name, collected.parts, python=inspection.executable, environment=collected.environment,
+        libraries=collected.libraries,
+    ) as folder:  # fmt: skip
+        try:
+            built = engine.build(
+                folder, tag=collected.tag, args={"BASE": base.reference, "PYTHON": inspection.executable},
+                labels={name: value for name, value in labels.items() if value}, log=log,
+            )  # fmt: skip
+        except CallFailed as failed:
+            raise _explain(engine, plan, failed, log) from failed
+    _check_base(engine, built, base)
+    if previous is not None and previous != built:
+        _forget(engine, previous)
+    return built
+
+
+def _forget(engine: Engine, image_id: str) -> None:
+    """Remove an image that lost its last name to a new one; kept where it has another, or a container uses it."""
+    if not engine.image_config(image_id)["RepoTags"]:
+        with contextlib.suppress(APIError):
+            engine.client.images.remove(image_id)
+
+
+def _check_base(engine: Engine, built: str, base: Base) -> None:
+    """A tag can be moved while we work: what was built has to stand on the base that was inspected."""
+    layers = engine.image_config(built)["RootFS"]["Layers"]
+    below = engine.image_config(base.image_id)["RootFS"]["Layers"]
+    if layers[: len(below)] != below:
+        engine.client.images.remove(built, force=True)
+        raise EnvironmentCannot(
+            f"{base.reference} was moved to another image while this one was being made",
+            next_step="run the build again",
+        )
+
+
+def _check_size(image: str, sizes: Mapping[str, int]) -> None:
+    if sizes["ours"] > OURS_LIMIT:
+        raise GateFailed(
+            f"{image}: ours adds {sizes['ours'] / 1e6:.1f} MB to the base; {OURS_LIMIT / 1e6:.0f} MB are allowed",
+            cause="an extension module was not stripped, or a wheel brought files that are not needed",
+            next_step="`docker history` shows the layers; DeepGEMM's headers take 27 MB, its extension 2 MB",
+        )
+
+
+def _check_space(engine: Engine, parts: Sequence[Part]) -> None:
+    """Parts that the engine has not seen take their size twice there: once as they arrive, once as a layer."""
+    need = 2 * sum(part.size for part in parts if part.fresh)
+    where = Path(str(engine.client.info().get("DockerRootDir", "")))
+    if os.environ.get("DOCKER_HOST") or not where.is_dir():
+        return  # an engine elsewhere says by itself when its disk is full
+    usage = shutil.disk_usage(where)
+    if usage.free < need:
+        raise EnvironmentCannot(
+            f"the Docker engine has {usage.free / 1e9:.1f} GB free under {where}, and {need / 1e9:.1f} GB are needed",
+            next_step="free space: `./run clean` tells what this project holds, `docker system df` what Docker does",
+        )
+
+
+def _explain(engine: Engine, plan: TargetPlan, failed: CallFailed, log: Path) -> BuildError:
+    """Say what stopped the engine, from the last words of its log."""
+    said = re.findall(r"(?m)^#\d+ [\d.]+ error: (.+)$", failed.output)
+    what = f"{plan.target.name}: the image could not be made"
+    if re.search(r"(?i)no space left on device", failed.output):
+        where = str(engine.client.info().get("DockerRootDir", "the engine's folder"))
+        free = f", {shutil.disk_usage(where).free / 1e6:.0f} MB free" if Path(where).is_dir() else ""
+        return EnvironmentCannot(
+            f"{what}: no space is left in the Docker engine ({where}{free})",
+            next_step="free space: `./run clean` tells what this project holds, `docker system df` what Docker does",
+            log=log,
+        )
+    last = (failed.tail.splitlines() or [""])[-1]
+    return EnvironmentCannot(what, cause=said[-1] if said else last, next_step="read the log", log=log)

@@ -1,0 +1,194 @@
+"""Brings together what one image is made of: decides what each part holds, and has it made or taken from the cache."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from build import cache
+from build.bases.resolve import Base
+from build.containers import Engine
+from build.errors import EnvironmentCannot
+from build.image.describe import describe
+from build.image.library_path import LibraryPath, examine
+from build.image.names import engine_version, immutable_tag
+from build.image.nccl import lay_nccl, nccl_site
+from build.image.overlay import (
+    lay_components,
+    lay_engine,
+    lay_runtime,
+    lay_system,
+    lock_versions,
+    read_minimums,
+    sort_runtime,
+)
+from build.image.package import pack_engine
+from build.image.parts import SCRIPTS, Contents, Part, cached_part, existing_folders
+from build.image.toolchain import ToolchainChoice, choose_toolchain, lay_toolchain
+from build.inspection import Inspection
+from build.locks import fetch_lock, sha256
+from build.matrix.model import Matrix
+from build.plan import Cell, TargetPlan
+from build.sources import package_digest
+from build.wheels.compile import CellResult
+from build.wheels.fetch import fetch_source
+
+
+@dataclass(frozen=True)
+class Collected:
+    """Everything that goes into one image.
+
+    environment: variables that the image sets for this base.  libraries: what lay.py copies inside the image.
+    document: image.json.  warnings: what the user should read.
+    """
+
+    tag: str
+    version: str
+    parts: tuple[Part, ...]
+    environment: Mapping[str, str]
+    libraries: tuple[Mapping[str, str], ...]
+    document: bytes
+    warnings: tuple[str, ...]
+
+
+def collect_parts(
+    engine: Engine,
+    plan: TargetPlan,
+    *,
+    base: Base,
+    inspection: Inspection,
+    results: Sequence[CellResult],
+    matrix: Matrix,
+) -> Collected:
+    """Decide and lay out every part of an image."""
+    maker = _Maker(plan, inspection, {result.cell.component.name: result for result in results})
+    library_path = examine(engine, base.reference, inspection)
+    copies = tuple(copy.facts() for copy in library_path.copies)
+    toolchain, choice = maker.toolchain()
+    runtime, ours, nccl = maker.runtime(), maker.ours(), maker.nccl()
+    system = maker.part("system", list(copies), lambda tree: lay_system(tree, copies))
+    version = engine_version(cache.REPOSITORY)
+    tag = immutable_tag(version, plan, inspection)
+    document = describe(
+        plan, base=base, inspection=inspection, results=results, version=version, tag=tag,
+        package=package_digest(cache.REPOSITORY), toolchain=choice, runtime=runtime.facts, library_path=library_path,
+        nccl=nccl.facts,
+    )  # fmt: skip
+    return Collected(
+        tag,
+        version,
+        (toolchain, runtime, ours, nccl, system, maker.deepinfer(document)),
+        choice.environment(inspection),
+        copies,
+        document,
+        tuple(_warnings(choice, runtime.facts, library_path)),
+    )
+
+
+def _warnings(choice: ToolchainChoice, runtime: Mapping[str, Any], library_path: LibraryPath) -> list[str]:
+    found = [f"{name} {fact['version']}: {fact['reason']}" for name, fact in runtime.items()
+             if fact["status"] == "too old"]  # fmt: skip
+    if choice.status == "added" and choice.host_compiler is None:
+        found.append(choice.reason)
+    if library_path.problem:
+        found.append(library_path.problem)
+    return found
+
+
+class _Maker:
+    """Makes the parts of one image; each is named with all that its contents depend on."""
+
+    def __init__(self, plan: TargetPlan, inspection: Inspection, results: Mapping[str, CellResult]) -> None:
+        self.plan = plan
+        self.inspection = inspection
+        self.results = results
+        self.python = ".".join(inspection.python.split(".")[:2])
+        self.cells = {cell.component.name: cell for cell in plan.cells if cell.status != "unsupported"}
+        places: list[PurePosixPath | str] = [inspection.site, SCRIPTS, "/opt", "/home"]
+        if inspection.nccl_loaded is not None:
+            places.append(nccl_site(inspection.nccl_loaded) or PurePosixPath(inspection.nccl_loaded).parent)
+        self.existing = existing_folders(*places)
+
+    def part(self, name: str, inputs: object, make: Any) -> Part:
+        layout = [self.inspection.site, self.inspection.executable]
+        return cached_part(self.plan.target.name, name, [layout, inputs], self.existing, make)
+
+    def lock(self, name: str) -> tuple[Path, Path]:
+        """A lock of the repository, and the folder of its wheels for this base's Python."""
+        path = cache.REPOSITORY / name
+        return path, fetch_lock(path, self.python)
+
+    def toolchain(self) -> tuple[Part, ToolchainChoice]:
+        choice = choose_toolchain(self.plan, self.inspection, None)
+        named = self.plan.target.toolchain
+        if choice.status != "added" or named is None:
+            return self.part("toolchain", choice.status, lambda tree: Contents()), choice
+        lock, wheels = self.lock(named.lock)
+        choice = choose_toolchain(self.plan, self.inspection, lock_versions(wheels).get("nvidia-cuda-nvcc"))
+        own = _own_cudart(self.inspection)
+
+        def make(tree: Path) -> Contents:
+            lay_toolchain(tree, wheels, PurePosixPath(named.prefix), own)
+            return Contents()
+
+        return self.part("toolchain", [sha256(lock), named.prefix, own], make), choice
+
+    def runtime(self) -> Part:
+        if self.plan.target.runtime_lock is None:
+            return self.part("runtime", None, lambda tree: Contents())
+        lock, wheels = self.lock(self.plan.target.runtime_lock)
+        minimums = lock.with_suffix(".in")
+        decided = sort_runtime(lock_versions(wheels), read_minimums(minimums), self.inspection.distributions)
+        inputs = [sha256(lock), self.python, decided]
+        return self.part("runtime", inputs, lambda tree: lay_runtime(tree, wheels, decided, self.inspection))
+
+    def ours(self) -> Part:
+        wheels = {name: self.artefact(cell) for name, cell in self.cells.items() if cell.component.kind == "wheel"}
+        inputs = {name: sha256(wheel) for name, wheel in wheels.items()}
+        return self.part("ours", inputs, lambda tree: lay_components(tree, wheels, self.inspection))
+
+    def nccl(self) -> Part:
+        cells = [cell for cell in self.cells.values() if cell.component.kind == "overlay"]
+        if not cells or cells[0].component.version == self.inspection.nccl_version:
+            return self.part("nccl", None, lambda tree: Contents())
+        (cell,) = cells
+        wheel = self.artefact(cell)
+        loaded = [self.inspection.nccl_loaded, self.inspection.nccl_version, sorted(self.inspection.distributions)]
+        return self.part(
+            "nccl", [sha256(wheel), *loaded], lambda tree: lay_nccl(tree, wheel, cell, self.inspection)
+        )
+
+    def deepinfer(self, document: bytes) -> Part:
+        cell = self.cells.get("_C")
+        extension = self.artefact(cell) if cell is not None else None
+        inputs = [hashlib.sha256(document).hexdigest(), sha256(extension) if extension is not None else None]
+
+        def make(tree: Path) -> Contents:
+            with tempfile.TemporaryDirectory(prefix=".part-", dir=cache.folder("parts")) as scratch:
+                wheel = pack_engine(cache.REPOSITORY, extension, self.inspection, Path(scratch))
+                return lay_engine(tree, wheel, document, self.inspection)
+
+        return self.part("deepinfer", inputs, make)
+
+    def artefact(self, cell: Cell) -> Path:
+        """What a cell was compiled to, or for an overlay the wheel that was fetched."""
+        result = self.results.get(cell.component.name)
+        if result is not None and result.artefact is not None:
+            return result.artefact
+        if cell.component.kind == "overlay":
+            return fetch_source(cell.component)
+        raise EnvironmentCannot(
+            f"{cell.name} has no compiled artefact", next_step=f"build it: ./run build --image {cell.image}"
+        )
+
+
+def _own_cudart(inspection: Inspection) -> str | None:
+    """The CUDA runtime that torch itself loads: in the site of the packages, of torch's own major version."""
+    major = (inspection.cuda or "").partition(".")[0]
+    named = [library.path for library in inspection.cudart if library.soname == f"libcudart.so.{major}"]
+    beside_torch = [path for path in named if path.startswith(f"{inspection.site}/")]
+    return min(beside_torch or named, default=None)
