@@ -262,7 +262,7 @@ def main() -> None:
     elif os.environ.get("DEEPINFER_WHEEL_TAG"):
         stop("DEEPINFER_WHEEL_TAG is set without DEEPINFER_PREBUILT_C", "only a packed extension has a tag of its own",
              "unset it: what is compiled here is tagged for this Python")  # fmt: skip
-    elif os.environ.get("DEEPINFER_SKIP_C", "0") not in ("", "0"):
+    elif os.environ.get("DEEPINFER_SKIP_C", "").lower() not in ("", "0", "false", "no", "off"):
         extensions = []
     else:
         commands["build_ext"] = CompileNative

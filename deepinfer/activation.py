@@ -8,6 +8,7 @@ import functools
 import os
 import sys
 import tempfile
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,11 +51,7 @@ def activate() -> Activation:
 
 
 def _home(notices: list[str]) -> tuple[Path, str]:
-    try:
-        chosen = envs.HOME.get()
-    except VariableError as problem:
-        notices.append(str(problem))
-        chosen = None
+    chosen = _value(envs.HOME, notices)
     if chosen is not None:
         if not chosen.is_dir():
             notices.append(f"DEEPINFER_HOME={chosen} is no folder: the optional parts are not looked for elsewhere")
@@ -63,6 +60,16 @@ def _home(notices: list[str]) -> tuple[Path, str]:
     if (around / "image.json").is_file():
         return around, "around the package"
     return DEFAULT_HOME, "default"
+
+
+def _value(variable: envs.Variable[Path | None], notices: list[str]) -> Path | None:
+    """The variable's value. A bad one is as good as none here, and said at once: an import must not fail on it."""
+    try:
+        return variable.get()
+    except VariableError as problem:
+        notices.append(str(problem))
+        warnings.warn(f"{problem.what}; it is ignored ({problem.cause})", RuntimeWarning, stacklevel=5)
+        return None
 
 
 def _put_first(site: Path) -> Path | None:
@@ -75,11 +82,7 @@ def _put_first(site: Path) -> Path | None:
 
 def _cache(notices: list[str]) -> tuple[Path, str]:
     source = "DEEPINFER_CACHE_DIR"
-    try:
-        wanted = envs.CACHE_DIR.get()
-    except VariableError as problem:
-        notices.append(str(problem))
-        wanted = None
+    wanted = _value(envs.CACHE_DIR, notices)
     if wanted is None:
         source = "default"
         try:

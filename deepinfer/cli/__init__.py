@@ -31,18 +31,22 @@ class VerbModule(Protocol):
 
 @dataclass(frozen=True)
 class Verb:
-    """A row of the table: `summary` is what `deepinfer --help` says without importing the module."""
+    """A row of the table: `summary` is what `deepinfer --help` says without importing the module.
+
+    `reports_variables`: the verb itself reports bad values of variables; before any other, they are an error.
+    """
 
     name: str
     module: str
     summary: str
+    reports_variables: bool = False
 
     def load(self) -> VerbModule:
         return cast(VerbModule, importlib.import_module(self.module))
 
 
 VERBS = (
-    Verb("env", "deepinfer.cli.env", "show versions, GPUs, optional parts and variables in effect"),
+    Verb("env", "deepinfer.cli.env", "show versions, GPUs, optional parts and variables in effect", reports_variables=True),
     Verb("probe", "deepinfer.cli.probe", "check that Triton compiles right code for Hopper"),
 )
 
@@ -122,4 +126,6 @@ def _run(verb: Verb, arguments: list[str]) -> int:
         parsed = parser.parse_args(arguments)
     except SystemExit as done:  # --help
         return int(done.code or 0)
+    for problem in [] if verb.reports_variables else envs.problems():
+        raise problem
     return module.run(parsed)

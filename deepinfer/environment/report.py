@@ -57,7 +57,8 @@ def collect(timeout_s: float = DEFAULT_TIMEOUT_S) -> dict[str, Any]:
         "variables": list(_variables(active.given)),
         "image": image,
     }
-    report["notices"] = [*active.notices, *image_problem, *_variable_notices(), *_part_notices(parts)]
+    notices = [*active.notices, *image_problem, *_variable_notices(), *_part_notices(parts)]
+    report["notices"] = list(dict.fromkeys(notices))
     return report
 
 

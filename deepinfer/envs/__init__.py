@@ -135,7 +135,7 @@ VARIABLES: tuple[Variable[Any], ...] = (
     CACHE_DIR,
     DEBUG,
     REQUIRE_C,
-    Variable("DEEPINFER_BUILD_CACHE", FOLDER, None, "The build system's cache: downloads, wheels, logs.",
+    Variable("DEEPINFER_BUILD_CACHE", TEXT, "", "The build system's cache: downloads, wheels, logs.",
              "~/.cache/deepinfer-build", "build"),
     Variable("DEEPINFER_PYTHON", TEXT, "", "`./run` uses this interpreter as it is and installs nothing.",
              "a virtual environment in .venv", "build"),
@@ -192,9 +192,9 @@ def set_unless_settled(variable: Foreign, value: str) -> bool:
 
 
 def problems() -> list[VariableError]:
-    """What is wrong with the values of the engine's own variables, all at once."""
+    """What is wrong with the values of the variables that the engine reads, all at once."""
     found = []
-    for variable in VARIABLES:
+    for variable in (variable for variable in VARIABLES if variable.reader == "engine"):
         try:
             variable.get()
         except VariableError as problem:
