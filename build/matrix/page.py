@@ -62,7 +62,7 @@ def _components(matrix: Matrix) -> Iterator[str]:
         yield "\nWhere this goes past what upstream states:\n\n"
     for one, fact, beyond in passed:
         allowed, stated = wanted(fact, one.requires[fact]), wanted(fact, beyond.stated)
-        yield f"- {one.title}: upstream states {stated}, here {allowed} will do: {_cell(beyond.reason)}.\n"
+        yield f"- {_cell(one.title)}: upstream states {stated}, here {allowed} will do: {_cell(beyond.reason)}.\n"
 
 
 def _images(matrix: Matrix) -> Iterator[str]:
@@ -105,7 +105,7 @@ def _reasons(plans: Iterable[TargetPlan]) -> Iterator[str]:
     for plan in plans:
         for cell in plan.cells:
             said = [cell.reason] if cell.status == "unsupported" else cell.notes
-            lines.update((f"- {cell.component.title}: {_cell(text)}.\n", None) for text in said)
+            lines.update((f"- {_cell(cell.component.title)}: {_cell(text)}.\n", None) for text in said)
     if lines:
         yield "\n"
         yield from lines

@@ -1,0 +1,351 @@
+"""The plan: what is cached, built or unsupported and why, and what a key does and does not depend on."""
+
+import dataclasses
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from build.inspection import Inspection, Library
+from build.matrix.load import load_matrix
+from build.matrix.model import Matrix, Target
+from build.plan import Cell, TargetPlan, make_plan
+
+MATRIX = load_matrix()
+NCCL = "/usr/local/lib/python3.13/dist-packages/nvidia/nccl/lib/libnccl.so.2"
+SEEN = Inspection(
+    base_id="sha256:" + "a" * 64,
+    reference="deepinfer-base:flagtree",
+    os="debian 13",
+    machine="x86_64",
+    python="3.13.5",
+    python_tag="cp313",
+    ext_suffix=".cpython-313-x86_64-linux-gnu.so",
+    executable="/usr/bin/python3",
+    site="/usr/local/lib/python3.13/dist-packages",
+    torch="2.11.0+cu130",
+    torch_git="0123abcd",
+    cuda="13.0",
+    triton="3.6.0",
+    nccl=(Library(NCCL, "libnccl.so.2", "2.28.9"),),
+    nccl_loaded=NCCL,
+    nccl_version="2.28.9",
+    nccl_header="2.28.9",
+    gcc="14.2.0",
+    glibc="2.41",
+    distributions={"nvidia-cuda-runtime": "13.0.96", "nvidia-nccl-cu13": "2.28.9", "numpy": "2.3.0"},
+)
+SOURCES = {
+    **{f"source:{name}": f"sha256:{name}" for name in MATRIX.components},
+    **{f"recipe:{name}": f"recipe of {name}" for name in MATRIX.components},
+    "builder": "b1",
+    "package": "p1",
+    "lock:runtime": "r1",
+    "lock:toolchain": "t1",
+    "assembly": "a1",
+}
+
+
+def plan(
+    name: str = "flagtree",
+    components: str | None = None,
+    *,
+    seen: Inspection | None = SEEN,
+    matrix: Matrix = MATRIX,
+    sources: dict[str, str] = SOURCES,
+    cached: Callable[[str], bool] = lambda key: False,
+    **options: Any,
+) -> TargetPlan:
+    """A plan with everything by default as on flagtree's replica."""
+    target = matrix.targets[name]
+    kind = "host" if target.kind == "host" else "replica"
+    return make_plan(
+        matrix,
+        target,
+        components.split() if components is not None else target.components,
+        inspection=seen,
+        base_kind=options.pop("base_kind", kind),
+        sources=sources,
+        cached=cached,
+        **options,
+    )
+
+
+def cells(made: TargetPlan) -> dict[str, Cell]:
+    """The cells by component."""
+    return {cell.component.name: cell for cell in made.cells}
+
+
+def seen(**changes: Any) -> Inspection:
+    """The inspection with other facts."""
+    return dataclasses.replace(SEEN, **changes)
+
+
+def changed(component: str, **changes: Any) -> Matrix:
+    """The matrix with one component changed."""
+    other = dataclasses.replace(MATRIX.components[component], **changes)
+    return dataclasses.replace(MATRIX, components={**MATRIX.components, component: other})
+
+
+def test_everything_builds_on_flagtree() -> None:
+    made = plan()
+    assert [(cell.name, cell.status) for cell in made.cells] == [
+        ("flagtree/nccl", "build"),
+        ("flagtree/_C", "build"),
+        ("flagtree/deep_gemm", "build"),
+        ("flagtree/deep_ep", "build"),
+    ]
+    assert made.complete
+    assert len({cell.key for cell in made.cells}) == 4
+    assert all(len(cell.key) == 64 and not cell.expected for cell in made.cells)
+    found = cells(made)
+    assert found["nccl"].notes == ("replaces NCCL 2.28.9 in the file that torch loads",)
+    assert found["deep_ep"].inputs["nccl"] == "2.32.3"
+    assert found["deep_ep"].inputs["nccl_folder"] == NCCL.rpartition("/")[0]
+    assert any("upstream states CUDA >= 13.1, the base has 13.0" in note for note in found["deep_ep"].notes)
+
+
+def test_a_base_that_satisfies_upstream_needs_no_note() -> None:
+    assert cells(plan(seen=seen(cuda="13.2")))["deep_ep"].notes == ()
+
+
+def test_cached_is_asked_by_key() -> None:
+    keys = {cell.component.name: cell.key for cell in plan().cells}
+    made = cells(plan(cached=lambda key: key == keys["deep_ep"]))
+    assert {name for name, cell in made.items() if cell.status == "cached"} == {"deep_ep"}
+
+
+def test_overlays_come_first_whatever_the_order_of_the_matrix() -> None:
+    target = dataclasses.replace(MATRIX.targets["flagtree"], components=("deep_ep", "_C", "nccl"))
+    made = plan(matrix=dataclasses.replace(MATRIX, targets={"flagtree": target}))
+    assert [cell.component.name for cell in made.cells] == ["nccl", "deep_ep", "_C"]
+    assert cells(made)["deep_ep"].status == "build"
+
+
+@pytest.mark.parametrize(
+    ("facts", "unsupported"),
+    [
+        ({"gcc": None}, {
+            "_C": "needs gcc >= 11, the base has no gcc",
+            "deep_gemm": "needs gcc >= 13, the base has no gcc",
+            "deep_ep": "needs gcc >= 13, the base has no gcc",
+        }),
+        ({"gcc": "12.2.0"}, {
+            "deep_gemm": "needs gcc >= 13, the base has 12.2.0",
+            "deep_ep": "needs gcc >= 13, the base has 12.2.0",
+        }),
+        ({"gcc": "14.x-weird"}, {
+            name: f"needs gcc >= {least}, the base has '14.x-weird', which cannot be read as a version"
+            for name, least in (("_C", 11), ("deep_gemm", 13), ("deep_ep", 13))
+        }),
+        ({"cuda": "12.8", "nccl_version": "2.27.3"}, {
+            "nccl": "needs CUDA >= 13.0, < 14, the base has 12.8",
+            "deep_gemm": "needs CUDA >= 12.9, the base has 12.8",
+            "deep_ep": "needs CUDA >= 13.0, the base has 12.8; needs NCCL >= 2.32.3, the base has 2.27.3, and NCCL is "
+            "not replaced there: needs CUDA >= 13.0, < 14, the base has 12.8",
+        }),
+        ({"torch": "2.13.0+cpu", "cuda": None, "nccl_version": None, "nccl_loaded": None}, {
+            "nccl": "needs CUDA >= 13.0, < 14, the base has a torch built for the CPU only",
+            "deep_gemm": "needs CUDA >= 12.9, the base has a torch built for the CPU only",
+            "deep_ep": "needs CUDA >= 13.0, the base has a torch built for the CPU only; "
+            "needs NCCL >= 2.32.3, the base has no NCCL",
+        }),
+        ({"torch": "2.8.0a0+5228986c39.nv25.5"}, {
+            "_C": "needs torch >= 2.9, the base has 2.8.0a0+5228986c39.nv25.5",
+            "deep_gemm": "needs torch >= 2.9, the base has 2.8.0a0+5228986c39.nv25.5",
+            "deep_ep": "needs torch >= 2.10, the base has 2.8.0a0+5228986c39.nv25.5",
+        }),
+        ({"torch": "2.9.1+cu130"}, {"deep_ep": "needs torch >= 2.10, the base has 2.9.1+cu130"}),
+        ({"glibc": "2.17"}, {
+            "nccl": "needs glibc >= 2.27, the base has 2.17",
+            "deep_ep": "needs NCCL >= 2.32.3, the base has 2.28.9, and NCCL is not replaced there: "
+            "needs glibc >= 2.27, the base has 2.17",
+        }),
+        ({"nccl_version": "2.33.1"}, {
+            "nccl": "the base has NCCL 2.33.1: an older one, 2.32.3, is never put over it",
+        }),
+        ({"nccl_version": None, "nccl_loaded": None}, {
+            "nccl": "the base has no NCCL to replace",
+            "deep_ep": "needs NCCL >= 2.32.3, the base has no NCCL",
+        }),
+    ],
+)  # fmt: skip
+def test_unsupported_in_plain_words(facts: dict[str, Any], unsupported: dict[str, str]) -> None:
+    made = plan(seen=seen(**facts))
+    assert {name: cell.reason for name, cell in cells(made).items() if cell.status == "unsupported"} == unsupported
+    assert all(cell.key == "" for cell in made.cells if cell.status == "unsupported")
+    assert made.complete
+    assert made.image_key
+
+
+def test_a_base_without_torch_supports_nothing() -> None:
+    made = plan(seen=seen(torch=None, torch_git=None, cuda=None, nccl_version=None, nccl_loaded=None))
+    assert {cell.status for cell in made.cells} == {"unsupported"}
+    assert cells(made)["_C"].reason == "needs torch >= 2.9, the base has no torch"
+    assert "needs CUDA >= 12.9, the base has no torch built with it" in cells(made)["deep_gemm"].reason
+
+
+def test_the_base_s_own_newer_nccl_is_used() -> None:
+    found = cells(plan(seen=seen(nccl_version="2.33.1", nccl_header="2.33.1")))
+    assert found["deep_ep"].status == "build"
+    assert found["deep_ep"].inputs["nccl"] == "2.33.1"
+
+
+def test_the_host_needs_permission_to_replace_nccl() -> None:
+    allowed = cells(plan("host"))
+    assert {cell.status for cell in allowed.values()} == {"build"}
+    refused = cells(plan("host", replace_nccl=False))
+    assert refused["nccl"].status == refused["deep_ep"].status == "unsupported"
+    assert "putting 2.32.3 in its place needs --replace-nccl" in refused["nccl"].reason
+    why = refused["deep_ep"].reason
+    assert why.startswith("needs NCCL >= 2.32.3, this machine has 2.28.9")
+    assert "a second file of the same soname does not help: torch loads its own by path" in why
+    assert refused["deep_gemm"].key == allowed["deep_gemm"].key
+    assert refused["_C"].status == "build"
+
+
+def test_an_image_needs_no_permission() -> None:
+    assert plan(replace_nccl=False).to_json() == plan().to_json()
+
+
+def test_a_host_whose_nccl_was_replaced_needs_no_permission_and_keeps_its_keys() -> None:
+    after = seen(nccl_version="2.32.3", nccl_header="2.32.3")
+    found = cells(plan("host", seen=after, replace_nccl=False))
+    assert found["nccl"].status == "build"
+    assert found["nccl"].notes == ("this machine has NCCL 2.32.3 already: nothing changes",)
+    assert found["deep_ep"].key == cells(plan("host"))["deep_ep"].key
+
+
+KEY_CHANGES: dict[str, dict[str, Any]] = {
+    "python": {"python_tag": "cp312"},
+    "suffix": {"ext_suffix": ".cpython-313d-x86_64-linux-gnu.so"},
+    "torch": {"torch": "2.11.1+cu130"},
+    "another build of the same torch": {"torch_git": "ffff"},
+    "cuda": {"cuda": "13.1"},
+    "cuda headers": {"distributions": {"nvidia-cuda-runtime": "13.0.48"}},
+    "nvcc": {"nvcc": "13.0.88"},
+    "gcc patch level": {"gcc": "14.2.1"},
+    "glibc": {"glibc": "2.42"},
+}
+
+
+@pytest.mark.parametrize("changes", KEY_CHANGES.values(), ids=KEY_CHANGES.keys())
+def test_what_changes_a_binary_changes_its_key(changes: dict[str, Any]) -> None:
+    before, after = cells(plan()), cells(plan(seen=seen(**changes)))
+    for name in ("_C", "deep_gemm", "deep_ep"):
+        assert before[name].key != after[name].key, name
+    assert before["nccl"].key == after["nccl"].key, "an overlay is the same file everywhere"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"base_id": "sha256:" + "b" * 64},
+        {"reference": "other"},
+        {"triton": "3.7.1"},
+        {"distributions": {**SEEN.distributions, "numpy": "2.4.0", "nvidia-nccl-cu13": "2.29.0"}},
+        {"python": "3.13.6"},
+        {"environment": {"A": "b"}},
+        {"site": "/elsewhere"},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_what_cannot_change_a_binary_does_not_change_its_key(changes: dict[str, Any]) -> None:
+    assert [cell.key for cell in plan(seen=seen(**changes)).cells] == [cell.key for cell in plan().cells]
+
+
+def test_only_what_links_nccl_depends_on_it() -> None:
+    moved = seen(nccl_loaded="/opt/nccl/lib/libnccl.so.2")
+    before, after = cells(plan()), cells(plan(seen=moved))
+    assert {name for name in before if before[name].key != after[name].key} == {"deep_ep"}
+    newer = cells(plan(matrix=changed("nccl", version="2.33.0")))
+    assert {name for name in before if before[name].key != newer[name].key} == {"nccl", "deep_ep"}
+
+
+@pytest.mark.parametrize(
+    ("digest", "affected"),
+    [
+        ("source:deep_gemm", {"deep_gemm"}),
+        ("recipe:deep_ep", {"deep_ep"}),
+        ("shims:deep_ep", {"deep_ep"}),
+        ("source:nccl", {"nccl"}),
+        ("builder", {"_C", "deep_gemm", "deep_ep"}),
+        ("package", set()),
+        ("lock:runtime", set()),
+        ("lock:toolchain", set()),
+        ("assembly", set()),
+    ],
+)
+def test_each_digest_changes_its_own_cells_and_the_image(digest: str, affected: set[str]) -> None:
+    matrix = changed("deep_ep", shims=("images/x/shim.h",))
+    before = plan(matrix=matrix)
+    after = plan(matrix=matrix, sources={**SOURCES, digest: "changed"})
+    old, new = cells(before), cells(after)
+    assert {name for name in old if old[name].key != new[name].key} == affected
+    assert before.image_key != after.image_key
+
+
+def test_the_environment_and_version_are_in_the_key() -> None:
+    before = cells(plan())["deep_gemm"].key
+    assert cells(plan(matrix=changed("deep_gemm", environment={"DG_FORCE_BUILD": "2"})))["deep_gemm"].key != before
+    assert cells(plan(matrix=changed("deep_gemm", version="2.8.3")))["deep_gemm"].key != before
+    assert cells(plan(matrix=changed("deep_gemm", title="x", memory_gib=9.0)))["deep_gemm"].key == before
+
+
+def test_the_image_key_follows_the_base() -> None:
+    assert plan().image_key != plan(seen=seen(base_id="sha256:" + "b" * 64)).image_key
+    assert plan().image_key == plan().image_key
+
+
+def test_a_selection_keeps_keys_and_brings_what_is_needed() -> None:
+    whole, part = plan(), plan(components="deep_ep")
+    assert [cell.component.name for cell in part.cells] == ["nccl", "deep_ep"]
+    assert not part.complete
+    assert whole.image_key != part.image_key
+    assert all(cells(whole)[name].key == cell.key for name, cell in cells(part).items())
+    assert [cell.component.name for cell in plan(components="deep_gemm").cells] == ["deep_gemm"]
+
+
+def test_without_an_inspection_cells_are_expected_and_have_no_key() -> None:
+    asked: list[str] = []
+    made = plan(seen=None, cached=lambda key: bool(asked.append(key)))
+    assert all(cell.expected and cell.key == "" and cell.status == "build" for cell in made.cells)
+    assert all("once the base was inspected" in cell.reason for cell in made.cells)
+    assert asked == []
+    assert made.image_key == ""
+    assert made.facts["python"] == "3.13"
+    assert plan(seen=None, base_kind="vendor").facts["python"] == "3.12"
+
+
+def test_expected_facts_rule_out_what_the_base_cannot_have() -> None:
+    found = cells(plan("cpu", seen=None))
+    assert found["_C"].status == "build"
+    assert found["deep_gemm"].status == found["deep_ep"].status == "unsupported"
+    assert "needs gcc >= 13, the base has 12.2" in found["deep_gemm"].reason
+
+
+def test_nothing_is_ruled_out_on_a_host_that_was_not_inspected() -> None:
+    made = plan("host", seen=None, replace_nccl=False)
+    assert {cell.status for cell in made.cells} == {"build"}
+    assert all(cell.expected for cell in made.cells)
+
+
+def test_json_is_stable_and_plain() -> None:
+    made = plan().to_json()
+    assert json.loads(json.dumps(made)) == made
+    assert made["complete"] is True
+    assert made["expected"] is False
+    assert made["cells"][0]["cell"] == "flagtree/nccl"
+    assert list(made["cells"][0]["inputs"]) == sorted(made["cells"][0]["inputs"])
+
+
+def test_the_inputs_stay_readable() -> None:
+    target: Target = MATRIX.targets["flagtree"]
+    inputs = cells(plan())["deep_gemm"].inputs
+    assert inputs["cuda_headers"] == "nvidia-cuda-runtime==13.0.96"
+    assert inputs["torch"] == "2.11.0+cu130"
+    assert "base" not in inputs
+    assert plan().image_inputs["base"] == SEEN.base_id
+    assert target.toolchain is not None
+    assert target.toolchain.prefix in plan().image_inputs["toolchain"]
