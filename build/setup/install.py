@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +18,7 @@ from build import cache
 from build.errors import EnvironmentCannot
 from build.setup import system
 from build.setup.environment import Environment
-from build.setup.lockfile import PYTHONS, read_pins
+from build.setup.lockfile import PYTHONS, Pin, read_pins
 
 REASONS = {
     "build": "what every verb needs",
@@ -49,11 +50,9 @@ def ensure(environment: Environment, sets: Sequence[str], *, may_install: bool) 
         if not environment.folder.exists():
             _create(environment, lock)
         for name in sets:
-            for needed in environment.wanted([name]):  # asked after each: test tells whether test-cuda is needed
-                if environment.missing([needed]):
-                    _install(environment, needed, lock)
-                else:
-                    _adopt(environment, needed)
+            _settle(environment, name, lock)
+            for consequence in environment.wanted([name])[1:]:  # known only now: which build of torch pip picked
+                _settle(environment, consequence, lock)
 
 
 def base_python() -> Path:
@@ -126,26 +125,57 @@ def _create(environment: Environment, lock: int) -> None:
     _run([str(base_python()), "-m", "venv", str(environment.folder)], "make the environment", lock)
 
 
-def _install(environment: Environment, name: str, lock: int) -> None:
-    environment.write_record(busy=True)
-    if name == "engine":
-        words = ["--no-build-isolation", "--editable", str(environment.repository)]
-        what = "the engine"
-    else:
-        words = ["--require-hashes", "--only-binary=:all:", "--requirement", str(environment.lock(name))]
-        what = f"locks/{name}.lock ({len(read_pins(environment.lock(name)))} packages)"
-    system.say(f"installing {what}: {REASONS[name]}")
-    start = time.monotonic()
-    _run([str(environment.python), *_PIP, *words], f"install {what}", lock)
+def _settle(environment: Environment, name: str, lock: int) -> None:
+    """Install a set if it is missing; record one that was installed by hand."""
+    if environment.missing([name]):
+        start = time.monotonic()
+        what = _install_engine(environment, lock) if name == "engine" else _install_set(environment, name, lock)
+        system.say(f"installed {what} in {time.monotonic() - start:.0f} s")
     environment.write_record(add=name)
-    system.say(f"installed {what} in {time.monotonic() - start:.0f} s")
 
 
-def _adopt(environment: Environment, name: str) -> None:
-    """Record a set that was installed by hand, where there is no record yet."""
+def _install_set(environment: Environment, name: str, lock: int) -> str:
+    file = environment.lock(name)
+    pins = read_pins(file)
+    what = f"locks/{name}.lock ({len(pins)} packages)"
+    system.say(f"installing {what}: {REASONS[name]}")
+    environment.write_record(busy=True)
+    if "torch" in pins:
+        _install_near_torch(environment, pins["torch"], lock)
+    words = ["--require-hashes", "--only-binary=:all:", "--requirement", str(file)]
+    _run([str(environment.python), *_PIP, *words], f"install {what}", lock)
+    return what
+
+
+def _install_near_torch(environment: Environment, torch: Pin, lock: int) -> None:
+    """Take torch from pip's link folders where they have a file that the lock accepts.
+
+    Between several accepted files pip prefers the index's, whose hash it knows beforehand: a CUDA build of 3 GB in
+    place of a CPU build on this machine's disk.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        only = Path(scratch) / "torch.txt"
+        hashes = " ".join(f"--hash=sha256:{value}" for value in sorted(torch.hashes))
+        only.write_text(f"{torch.name}=={torch.version} {hashes}\n")
+        words = ["--no-index", "--require-hashes", "--only-binary=:all:", "--requirement", str(only)]
+        try:
+            _run([str(environment.python), *_PIP, *words], "find torch on this machine's disk", lock)
+        except EnvironmentCannot:
+            system.say("torch comes from the package index: pip's link folders have no file of it that fits")
+
+
+def _install_engine(environment: Environment, lock: int) -> str:
+    system.say(f"installing the engine: {REASONS['engine']}")
     known = environment.record()
-    if known is None or name not in known.sets:
-        environment.write_record(add=name)
+    environment.write_record(busy=True)
+    words = ["--no-build-isolation", "--editable", str(environment.repository)]
+    try:
+        _run([str(environment.python), *_PIP, *words], "install the engine", lock)
+    except EnvironmentCannot:
+        if known is not None:
+            environment.write_record()  # it did not compile; what was installed before is whole
+        raise
+    return "the engine"
 
 
 def _run(argv: list[str], what: str, lock: int) -> None:
