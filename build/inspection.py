@@ -77,7 +77,7 @@ class Inspection:
     def facts(self) -> dict[str, str | None]:
         """The facts that `expect` and `requires` speak of, by their names in matrix.yaml."""
         return {
-            "python": self.python,
+            "python": self.python or None,
             "torch": self.torch,
             "cuda": self.cuda,
             "triton": self.triton,

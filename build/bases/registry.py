@@ -7,6 +7,7 @@ import json
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from docker.errors import DockerException
 from requests.exceptions import RequestException
@@ -14,7 +15,7 @@ from requests.exceptions import RequestException
 from build import cache
 from build.containers import Engine
 
-LIMIT = 10.0
+LIMIT = 10
 """Seconds that a registry has to answer in."""
 KEPT = 24 * 3600.0
 """Seconds for which an answer, yes or no, is believed."""
@@ -30,12 +31,17 @@ class Answer:
     asked_at: float
 
 
-def ask(engine: Engine, reference: str, *, now: float | None = None) -> Answer:
-    """Ask the reference's registry, through the engine, for its digest; yesterday's answer is asked for again."""
+def ask(engine: Engine, reference: str, *, again: bool = False, now: float | None = None) -> Answer:
+    """Ask the reference's registry, through the engine, for its digest.
+
+    Args:
+        again: ask even if an answer of the last 24 hours is kept.
+        now: seconds since the epoch; the clock's by default.
+    """
     moment = time.time() if now is None else now
     kept = answer_file(reference)
     known = _read(kept)
-    if known is not None and known.reference == reference and 0 <= moment - known.asked_at < KEPT:
+    if not again and known is not None and known.reference == reference and 0 <= moment - known.asked_at < KEPT:
         return known
     digest, reason = _inquire(engine, reference)
     answer = Answer(reference, digest, reason, moment)
@@ -56,7 +62,7 @@ def _read(path: Path) -> Answer | None:
 
 
 def _inquire(engine: Engine, reference: str) -> tuple[str | None, str]:
-    api = engine.client.api
+    api: Any = engine.client.api  # the docker package's types end here
     usual, api.timeout = api.timeout, LIMIT
     try:
         described = api.inspect_distribution(reference)

@@ -80,7 +80,7 @@ def _planted(replica: Replica, lock: Lock) -> str | None:
     if pin is None or pin.version != version:
         raise MatrixError(
             f"plant_cudart12 names {replica.plant_cudart12}, which {lock.path} does not pin",
-            next_step=f"add `# alone: {replica.plant_cudart12}` to {lock.path.with_suffix('.in')} and make the lock again",
+            next_step=f"add `# alone: {replica.plant_cudart12}` to {lock.path.with_suffix('.in')} and relock it",
         )
     return pin.name
 

@@ -1,4 +1,4 @@
-"""Debian root file systems, one archive a suite: from the public slim image where it can be pulled, else debootstrap."""
+"""Debian root file systems, one archive a suite: from the public slim image if it can be pulled, else debootstrap."""
 
 from __future__ import annotations
 
@@ -120,4 +120,5 @@ def package_sources(suite: str) -> str:
 
 def public_sources(suite: str) -> str:
     """The same for the public archive: what the image keeps."""
-    return f"deb {PUBLIC} {suite} main\ndeb {PUBLIC} {suite}-updates main\ndeb {PUBLIC}-security {suite}-security main\n"
+    places = ((PUBLIC, suite), (PUBLIC, f"{suite}-updates"), (f"{PUBLIC}-security", f"{suite}-security"))
+    return "".join(f"deb {url} {name} main\n" for url, name in places)
