@@ -150,6 +150,7 @@ class _Known:
     ) -> None:
         self.target = target
         self.inspection = inspection
+        self.base_kind = base_kind
         self.sources = sources
         self.may_replace = replace_nccl or target.kind == "image"
         self.speaker = "the base" if target.kind == "image" else "this machine"
@@ -246,7 +247,7 @@ def _cell_inputs(component: Component, known: _Known) -> dict[str, str]:
         return inputs
     inputs |= {"python_tag": seen.python_tag, "ext_suffix": seen.ext_suffix, "torch_git": seen.torch_git or "none"}
     if seen.cuda is not None:
-        inputs["cuda_headers"] = _cuda_headers(seen)
+        inputs["cuda_headers"] = _cuda_headers(seen, known.sources)
     if "nccl" in component.requires and seen.nccl_loaded is not None:
         inputs["nccl_folder"] = str(PurePosixPath(seen.nccl_loaded).parent)  # DeepEP's RPATH
     return inputs
@@ -260,14 +261,18 @@ def _nccl_headers(known: _Known) -> str:
     return known.inspection.nccl_header or planned or "none"
 
 
-def _cuda_headers(seen: Inspection) -> str:
-    """Every distribution that can carry CUDA's headers, NCCL's apart, and the tool kit's version."""
+def _cuda_headers(seen: Inspection, sources: Mapping[str, str]) -> str:
+    """Every distribution that can carry CUDA's headers, NCCL's apart, and the tool kit or what stands in for it."""
+    if seen.cuda_home is not None and seen.nvcc is not None:
+        kit = f"nvcc=={seen.nvcc}"
+    else:
+        kit = f"builder=={sources.get(f'cuda:{seen.cuda}', 'none')[:16]}"
     held = [
         f"{name}=={version}"
         for name, version in sorted(seen.distributions.items())
         if name.startswith("nvidia-") and not name.startswith("nvidia-nccl")
     ]
-    return " ".join([f"nvcc {seen.nvcc}", *held] if seen.nvcc is not None else held)
+    return " ".join([kit, *held])
 
 
 def _image_inputs(known: _Known, cells: Sequence[Cell]) -> dict[str, str]:
@@ -278,6 +283,7 @@ def _image_inputs(known: _Known, cells: Sequence[Cell]) -> dict[str, str]:
         "format": KEY_FORMAT,
         "image": known.target.name,
         "base": known.inspection.base_id,
+        "base_kind": known.base_kind,
         "toolchain": f"{toolchain.prefix} from nvcc {toolchain.minimum}" if toolchain is not None else "none",
         **{name: known.sources[name] for name in shared if name in known.sources},
         **{f"cell:{cell.component.name}": cell.key or "unsupported" for cell in cells},

@@ -4,12 +4,13 @@
     source:<component>    where its source comes from: the hash of the sdist, the commit, or a digest of the files
     recipe:<component>    how it is compiled (build/wheels/recipe.py), for all but overlays
     shims:<component>     contents of its shims, where it has some
-    builder               the locked packages that compiles run with, images/builder/
+    builder               the packages that compiles run with and how the builder is prepared, images/builder/
+    cuda:<version>        the headers that the builder adds to a base of that CUDA which has no tool kit
     package               the Python files of the engine's wheel
     lock:runtime          the engine's run-time dependencies, where the target has some
     lock:toolchain        the run-time tool chain, where the target has one
     assembly              images/Dockerfile, images/licences/, images/<target>/ (but what makes its replica: the
-                          base's own identity covers that) and build/image/
+                          base's own identity covers that) and the programs that lay the image out
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ SKIPPED_FOLDERS = frozenset(
 SKIPPED_SUFFIXES = (".pyc", ".so", ".o", ".egg-info")
 PACKAGE = ("deepinfer", "pyproject.toml", "setup.py", "setup.cfg", "README.md", "LICENSE")
 NOT_PACKED = "deepinfer/csrc"
-ASSEMBLY = ("images/Dockerfile", "images/licences", "build/image")
+BUILDER = ("Dockerfile", "packages.lock", "prepare.py")
+ASSEMBLY = ("images/Dockerfile", "images/licences", "build/image", "build/locks.py")
 
 
 def source_digest(component: Component, repository: Path) -> str:
@@ -62,7 +64,10 @@ def package_digest(repository: Path) -> str:
 
 def collect_sources(matrix: Matrix, target: Target, repository: Path) -> dict[str, str]:
     """Every digest that `make_plan` needs for a target; the names are listed above."""
-    digests = {"package": package_digest(repository), "builder": files_digest(repository, ("images/builder",))}
+    builder = repository / "images" / "builder"
+    digests = {"package": package_digest(repository), "builder": files_digest(builder, BUILDER)}
+    for lock in sorted(builder.glob("cuda-*.lock")):
+        digests[f"cuda:{lock.stem.removeprefix('cuda-')}"] = files_digest(builder, (lock.name,))
     for name in target.components:
         component = matrix.components[name]
         digests[f"source:{name}"] = source_digest(component, repository)

@@ -17,7 +17,7 @@ def unmet(component: Component, facts: Facts, base: str = "the base") -> dict[st
     """The constraints that the facts do not satisfy: fact -> "needs gcc >= 13, the base has 12.2.0".
 
     Args:
-        facts: by the names of matrix.yaml; absent or None: the base has no such thing.
+        facts: by the names of matrix.yaml; absent, None or empty: the base has no such thing.
         base: how to speak of it.
     """
     problems = {}
@@ -39,7 +39,7 @@ def beyond(component: Component, facts: Facts, base: str = "the base") -> tuple[
 
 def satisfies(version: str | None, specifier: str) -> bool:
     """Whether a version (local parts such as +cu130 welcome) is within a specifier; None and garbage are not."""
-    if version is None:
+    if not version:
         return False
     try:
         return SpecifierSet(specifier).contains(Version(version), prereleases=True)
@@ -60,13 +60,13 @@ def wanted(fact: str, specifier: str) -> str:
 def holds(fact: str, facts: Facts) -> str:
     """`has 12.2.0`, `has none`, `'s torch is built for the CPU only`, as the end of a sentence about the base."""
     version = facts.get(fact)
-    if version is not None:
+    if version:
         try:
             Version(version)
         except InvalidVersion:
             return f"has {version!a}, which cannot be read as a version"
         return f"has {version}"
-    if fact == "cuda" and facts.get("torch") is not None:
+    if fact == "cuda" and facts.get("torch"):
         return "has a torch built for the CPU only"
     if fact == "cuda":
         return "has no torch built with it"

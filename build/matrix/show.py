@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
+import shutil
+import sys
 from collections.abc import Sequence
 from typing import Any
 
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -15,15 +18,23 @@ STYLES = {"cached": "green", "build": "yellow", "unsupported": "dim"}
 SITE = "/opt/deepinfer/site"
 
 
-def plan_table(plans: Sequence[TargetPlan]) -> RenderableType:
-    """One table a target: cell, version, status, key, and why or what is installed. Nothing of it is markup."""
-    parts: list[RenderableType] = []
-    for plan in plans:
-        parts += [_table(plan), *_remarks(plan), Text("")]
-    return Group(*parts)
+def as_table(plans: Sequence[TargetPlan], *, width: int | None = None) -> str:
+    """One table a target: cell, version, status, key, and why or what is installed. Coloured only on a terminal.
+
+    Args:
+        width: columns; by default the terminal's, and 140 where there is none.
+    """
+    columns = width or shutil.get_terminal_size((140, 24)).columns
+    terminal = sys.stdout.isatty()
+    out = io.StringIO()
+    console = Console(
+        file=out, width=max(columns, 60), color_system="auto" if terminal else None, force_terminal=terminal
+    )
+    console.print(_tables(plans))
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()).rstrip()
 
 
-def plan_json(plans: Sequence[TargetPlan]) -> dict[str, Any]:
+def as_json(plans: Sequence[TargetPlan]) -> dict[str, Any]:
     """What `plan --json` prints: the plans, and how many cells have which status."""
     cells = [cell for plan in plans for cell in plan.cells]
     return {
@@ -31,6 +42,13 @@ def plan_json(plans: Sequence[TargetPlan]) -> dict[str, Any]:
         "plans": [plan.to_json() for plan in plans],
         "cells": {status: sum(cell.status == status for cell in cells) for status in STYLES},
     }
+
+
+def _tables(plans: Sequence[TargetPlan]) -> RenderableType:
+    parts: list[RenderableType] = []
+    for plan in plans:
+        parts += [_table(plan), *_remarks(plan), Text("")]
+    return Group(*parts)
 
 
 def _table(plan: TargetPlan) -> Table:

@@ -40,6 +40,7 @@ SOURCES = {
     **{f"source:{name}": f"sha256:{name}" for name in MATRIX.components},
     **{f"recipe:{name}": f"recipe of {name}" for name in MATRIX.components},
     "builder": "b1",
+    "cuda:13.0": "c1",
     "package": "p1",
     "lock:runtime": "r1",
     "lock:toolchain": "t1",
@@ -224,7 +225,7 @@ KEY_CHANGES: dict[str, dict[str, Any]] = {
     "another build of the same torch": {"torch_git": "ffff"},
     "cuda": {"cuda": "13.1"},
     "cuda headers": {"distributions": {"nvidia-cuda-runtime": "13.0.48"}},
-    "nvcc": {"nvcc": "13.0.88"},
+    "a tool kit in the base": {"cuda_home": "/usr/local/cuda", "nvcc": "13.0.88"},
     "gcc patch level": {"gcc": "14.2.1"},
     "glibc": {"glibc": "2.42"},
 }
@@ -271,6 +272,7 @@ def test_only_what_links_nccl_depends_on_it() -> None:
         ("shims:deep_ep", {"deep_ep"}),
         ("source:nccl", {"nccl"}),
         ("builder", {"_C", "deep_gemm", "deep_ep"}),
+        ("cuda:13.0", {"_C", "deep_gemm", "deep_ep"}),
         ("package", set()),
         ("lock:runtime", set()),
         ("lock:toolchain", set()),
@@ -294,8 +296,24 @@ def test_the_environment_and_version_are_in_the_key() -> None:
 
 
 def test_the_image_key_follows_the_base() -> None:
+    assert plan().image_key != plan(base_kind="vendor").image_key
     assert plan().image_key != plan(seen=seen(base_id="sha256:" + "b" * 64)).image_key
     assert plan().image_key == plan().image_key
+
+
+def test_headers_for_another_cuda_change_nothing() -> None:
+    other = plan(sources={**SOURCES, "cuda:12.9": "c2"})
+    assert other.to_json() == plan().to_json()
+    with_kit = seen(cuda_home="/usr/local/cuda", nvcc="13.0.88")
+    changed_lock = plan(seen=with_kit, sources={**SOURCES, "cuda:13.0": "c2"})
+    assert [cell.key for cell in changed_lock.cells] == [cell.key for cell in plan(seen=with_kit).cells]
+
+
+def test_a_base_without_any_python() -> None:
+    empty = dict.fromkeys(("python", "python_tag", "ext_suffix", "executable", "site"), "")
+    made = plan(seen=seen(**empty, torch=None, cuda=None, nccl_version=None, nccl_loaded=None, gcc=None, glibc=None))
+    assert {cell.status for cell in made.cells} == {"unsupported"}
+    assert "needs Python >= 3.11, the base has no Python" in cells(made)["_C"].reason
 
 
 def test_a_selection_keeps_keys_and_brings_what_is_needed() -> None:
@@ -343,7 +361,7 @@ def test_json_is_stable_and_plain() -> None:
 def test_the_inputs_stay_readable() -> None:
     target: Target = MATRIX.targets["flagtree"]
     inputs = cells(plan())["deep_gemm"].inputs
-    assert inputs["cuda_headers"] == "nvidia-cuda-runtime==13.0.96"
+    assert inputs["cuda_headers"] == "builder==c1 nvidia-cuda-runtime==13.0.96"
     assert inputs["torch"] == "2.11.0+cu130"
     assert "base" not in inputs
     assert plan().image_inputs["base"] == SEEN.base_id

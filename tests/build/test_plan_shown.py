@@ -1,11 +1,10 @@
 """The plan as people and programs see it."""
 
-import io
 import json
 from typing import Any
 
 from build.matrix.load import load_matrix
-from build.matrix.show import plan_json, plan_table
+from build.matrix.show import as_json, as_table
 from build.plan import TargetPlan, make_plan
 
 MATRIX = load_matrix()
@@ -20,11 +19,7 @@ def expected(name: str, components: list[str] | None = None) -> TargetPlan:
 
 def printed(*plans: TargetPlan, width: int = 200) -> str:
     """The table as plain text."""
-    from rich.console import Console
-
-    out = io.StringIO()
-    Console(file=out, width=width, color_system=None).print(plan_table(plans))
-    return out.getvalue()
+    return as_table(plans, width=width)
 
 
 def test_the_table_says_what_and_why() -> None:
@@ -58,7 +53,13 @@ def test_square_brackets_are_not_markup() -> None:
 
 
 def test_json_counts_and_survives() -> None:
-    made: dict[str, Any] = plan_json([expected("flagtree"), expected("cpu")])
+    made: dict[str, Any] = as_json([expected("flagtree"), expected("cpu")])
     assert json.loads(json.dumps(made)) == made
     assert made["cells"] == {"cached": 0, "build": 5, "unsupported": 2}
     assert [plan["image"] for plan in made["plans"]] == ["flagtree", "cpu"]
+
+
+def test_the_table_has_no_colours_in_a_pipe_and_fits() -> None:
+    text = as_table([expected("flagtree")], width=100)
+    assert "\x1b" not in text
+    assert max(map(len, text.splitlines())) <= 100

@@ -25,7 +25,8 @@ def tree(tmp_path: Path) -> Path:
         "setup.py": "s",
         "pyproject.toml": "p",
         "images/Dockerfile": "d",
-        "images/builder/builder.lock": "l",
+        "images/builder/packages.lock": "l",
+        "images/builder/cuda-13.0.lock": "h",
         "images/flagtree/runtime.lock": "r",
         "images/flagtree/toolchain.lock": "t",
         "images/flagtree/replica.lock": "x",
@@ -54,7 +55,10 @@ def changes(tree: Path, name: str) -> set[str]:
         ("setup.py", {"source:_C", "package"}),
         ("pyproject.toml", {"package"}),
         ("README.md", {"package"}),
-        ("images/builder/builder.lock", {"builder"}),
+        ("images/builder/packages.lock", {"builder"}),
+        ("images/builder/packages.in", set()),
+        ("images/builder/cuda-13.0.lock", {"cuda:13.0"}),
+        ("images/builder/cuda-12.9.lock", {"cuda:12.9"}),
         ("images/flagtree/runtime.lock", {"lock:runtime", "assembly"}),
         ("images/flagtree/toolchain.lock", {"lock:toolchain", "assembly"}),
         ("images/flagtree/replica.lock", set()),
@@ -73,7 +77,7 @@ def test_each_file_changes_its_own_digests(tree: Path, name: str, changed: set[s
 def test_what_make_plan_needs_is_there(tree: Path) -> None:
     found = collect_sources(MATRIX, MATRIX.targets["flagtree"], tree)
     assert set(found) == {
-        "package", "builder", "assembly", "lock:runtime", "lock:toolchain",
+        "package", "builder", "cuda:13.0", "assembly", "lock:runtime", "lock:toolchain",
         "source:nccl", "source:_C", "source:deep_gemm", "source:deep_ep",
         "recipe:_C", "recipe:deep_gemm", "recipe:deep_ep",
     }  # fmt: skip
