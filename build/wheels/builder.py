@@ -20,7 +20,7 @@ from build.containers import LABEL, Engine
 from build.errors import EnvironmentCannot
 from build.inspection import Inspection
 from build.locks import fetch_lock, install_wheel, read_lock
-from build.matrix.constraints import unmet
+from build.matrix.constraints import satisfies, unmet
 from build.matrix.model import Component, Matrix, Target
 from build.wheels.fetch import fetch_source
 from build.wheels.wheelhouse import file_sha256
@@ -35,9 +35,15 @@ MASQUERADE = "/usr/lib/ccache"
 
 
 def overlays(matrix: Matrix, target: Target, inspection: Inspection) -> list[Component]:
-    """The overlay components that this target's base takes: the others compile against them."""
+    """The overlay components that this target's base takes, whatever was selected: others compile against them."""
     named = [matrix.components[name] for name in target.components]
-    return [part for part in named if part.kind == "overlay" and not unmet(part, inspection.facts())]
+    return [part for part in named if part.provides is not None and _taken(part, part.provides, inspection)]
+
+
+def _taken(overlay: Component, fact: str, inspection: Inspection) -> bool:
+    held = inspection.facts().get(fact)
+    newer = held is not None and satisfies(held, f">{overlay.version}")
+    return held is not None and not newer and not unmet(overlay, inspection.facts())
 
 
 def builder_image(

@@ -156,7 +156,7 @@ def compile_in_container(
         raise EnvironmentCannot(
             f"the Docker engine failed during the compile of {cell.name}",
             cause=str(problem)[:300],
-            next_step="see whether it runs and has space (`docker info`, `docker system df`); a rerun goes on from here",
+            next_step="see whether it runs and has space (`docker info`, `docker system df`), then run again",
         ) from problem
     return result / str(record["artefact"]), record
 

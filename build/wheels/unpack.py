@@ -11,8 +11,6 @@ from build.errors import CellFailed
 from build.matrix.model import Component
 
 LARGEST = 4 << 30
-EXTENSION_PARTS = ("setup.py", "deepinfer/csrc")
-"""What deepinfer._C is compiled from; the rest of the repository is Python and none of its business."""
 
 
 def unpack(component: Component, source: Path, target: Path) -> Path:
@@ -47,13 +45,12 @@ def unpack(component: Component, source: Path, target: Path) -> Path:
 
 def _copy(component: Component, source: Path, target: Path) -> Path:
     ignore = shutil.ignore_patterns(".git", "__pycache__", ".venv", ".setuptools", "*.egg-info", "build", "dist")
-    if component.kind != "extension":
-        return Path(shutil.copytree(source, target, ignore=ignore, dirs_exist_ok=True))
-    for part in EXTENSION_PARTS:
+    for part in component.source.include or (".",):
         origin = source / part
         if origin.is_dir():
-            shutil.copytree(origin, target / part, ignore=ignore)
+            shutil.copytree(origin, target / part, ignore=ignore, dirs_exist_ok=True)
         else:
+            (target / part).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(origin, target / part)
     return target
 
