@@ -13,37 +13,34 @@ import os
 import re
 import shutil
 import sys
-import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO
-from zipfile import BadZipFile
+from pathlib import Path
 
-from installer import install
-from installer.destinations import SchemeDictionaryDestination
-from installer.exceptions import InstallerError
-from installer.records import RecordEntry
-from installer.sources import WheelFile
-from installer.utils import Scheme
 from packaging.tags import compatible_tags, cpython_tags
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
 from build import cache
-from build.call import CallFailed, call
 from build.errors import EnvironmentCannot, MatrixError
+from build.install import install_wheel
+from build.pip import PLATFORMS, download, pip_download
 
-# pip matches the number in manylinux_2_N exactly, so that every one up to the newest glibc has to be named.
-PLATFORMS = (
-    *(f"manylinux_2_{minor}_x86_64" for minor in range(5, 42)),
-    "manylinux2014_x86_64",
-    "manylinux2010_x86_64",
-    "manylinux1_x86_64",
-    "linux_x86_64",
-)
+__all__ = [
+    "PLATFORMS",
+    "Lock",
+    "Pin",
+    "fetch_lock",
+    "fetched_wheels",
+    "fits",
+    "install_wheel",
+    "pip_download",
+    "read_lock",
+    "sha256",
+]
+
 _PIN = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)==(?P<version>[A-Za-z0-9.+!_-]+)(?P<rest>(\s.*)?)")
 _HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
-_INDEX = re.compile(r"#\s*index:\s*(https://\S+)")
+_INDEX = re.compile(r"#\s*index:\s*((?:https|file)://\S+)")
 _RECORD = ".wheels.json"
 
 
@@ -167,25 +164,33 @@ def _stamps(folder: Path) -> dict[str, list[int]]:
 
 def _assemble(lock: Lock, python: str, target: Path) -> None:
     store = cache.folder("downloads/wheels")
+    # Only this process has this name: the caller holds the lock. What a killed run left is removed.
+    part = target.parent / f".part-{target.name}"
+    shutil.rmtree(part, ignore_errors=True)
     missing = [pin for pin in lock.pins if _stored(store, pin, python) is None]
-    if missing:
-        print(f"fetching {len(missing)} of {len(lock.pins)} wheels of {lock.path}", file=sys.stderr, flush=True)
-        _download(lock, missing, python, store)
-    with tempfile.TemporaryDirectory(prefix=".part-", dir=target.parent) as scratch:
-        part = Path(scratch) / target.name
-        part.mkdir()
+    try:
+        if missing:
+            print(f"fetching {len(missing)} of {len(lock.pins)} wheels of {lock.path}", file=sys.stderr, flush=True)
+            for wheel in download(lock, missing, python, part / "download"):
+                place = store / sha256(wheel)
+                place.mkdir(exist_ok=True)
+                wheel.replace(place / wheel.name)
+        folder = part / target.name
+        folder.mkdir(parents=True)
         for pin in lock.pins:
-            wheel = _stored(store, pin, python)
-            if wheel is None:
-                raise EnvironmentCannot(
-                    f"{pin.name}=={pin.version} vanished from the cache while {lock.path} was being fetched",
-                    next_step="run the command again",
-                )
-            _link(wheel, part / wheel.name)
-        (part / _RECORD).write_text(json.dumps(_stamps(part)))
-        if target.exists():
-            shutil.rmtree(target)
-        part.rename(target)
+            for wheel in _candidates(store, pin, python)[:1]:
+                _link(wheel, folder / wheel.name)
+        stamps = _stamps(folder)
+        if len(stamps) != len(lock.pins):
+            raise EnvironmentCannot(
+                f"wheels vanished from the cache while {lock.path} was being fetched",
+                next_step="run the command again",
+            )
+        (folder / _RECORD).write_text(json.dumps(stamps))
+        shutil.rmtree(target, ignore_errors=True)
+        folder.rename(target)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
 
 
 def fits(wheel: str, python: str) -> bool:
@@ -199,19 +204,19 @@ def fits(wheel: str, python: str) -> bool:
     return any((tag.interpreter, tag.abi) in pairs for tag in parse_wheel_filename(wheel)[3])
 
 
-def _stored(store: Path, pin: Pin, python: str) -> Path | None:
-    """The stored wheel of a pin for `python`, hashed anew; one that does not fit its name any more is removed.
+def _candidates(store: Path, pin: Pin, python: str) -> list[Path]:
+    """Stored wheels of a pin for `python`: a pin may have hashes for several Pythons, all in the store."""
+    named = (wheel for value in pin.hashes for wheel in sorted((store / value).glob("*.whl")))
+    return [wheel for wheel in named if fits(wheel.name, python)]
 
-    A pin may have hashes for several Pythons, whose wheels all lie in the store.
-    """
-    for value in pin.hashes:
-        for wheel in (store / value).glob("*.whl"):
-            if not fits(wheel.name, python):
-                continue
-            if sha256(wheel) == value:
-                return wheel
-            print(f"{wheel.name} in the cache was changed; fetching it again", file=sys.stderr, flush=True)
-            shutil.rmtree(store / value)
+
+def _stored(store: Path, pin: Pin, python: str) -> Path | None:
+    """The stored wheel of a pin, hashed anew; one that does not fit its name any more is removed."""
+    for wheel in _candidates(store, pin, python):
+        if sha256(wheel) == wheel.parent.name:
+            return wheel
+        print(f"{wheel.name} in the cache was changed; fetching it again", file=sys.stderr, flush=True)
+        shutil.rmtree(wheel.parent)
     return None
 
 
@@ -226,127 +231,6 @@ def sha256(path: Path) -> str:
     """Hex digest of a file."""
     with path.open("rb") as data:
         return hashlib.file_digest(data, "sha256").hexdigest()
-
-
-def _download(lock: Lock, pins: Sequence[Pin], python: str, store: Path) -> None:
-    with tempfile.TemporaryDirectory(prefix=".part-", dir=store) as scratch:
-        wanted = Path(scratch) / "requirements.txt"
-        wanted.write_text("".join(f"{pin.requirement()}\n" for pin in pins))
-        got = Path(scratch) / "wheels"
-        log = cache.folder("logs") / f"fetch-{lock.path.resolve().parent.name}-{lock.path.stem}.log"
-        argv = [*pip_download(python), "--require-hashes", "--dest", got, "--requirement", wanted]
-        try:
-            call(*argv, log=log, quiet=True)
-        except CallFailed as failed:
-            output = _logged(log)
-            if not lock.indexes or "No matching distribution" not in output:
-                raise _explain(lock, pins, output, log) from failed
-            print(f"not in the configured index; asking {', '.join(lock.indexes)}", file=sys.stderr, flush=True)
-            extra = [word for index in lock.indexes for word in ("--extra-index-url", index)]
-            try:
-                call(*argv, *extra, log=log, quiet=True)
-            except CallFailed as again:
-                raise _explain(lock, pins, _logged(log), log) from again
-        for wheel in got.glob("*.whl"):
-            place = store / sha256(wheel)
-            place.mkdir(exist_ok=True)
-            wheel.replace(place / wheel.name)
-
-
-def pip_download(python: str) -> list[str | Path]:
-    """The start of a `pip download` that takes wheels for `python` on Linux x86-64 and resolves nothing."""
-    argv: list[str | Path] = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check"]
-    # pip's own cache would keep every wheel a second time.
-    argv += ["--no-cache-dir", "--progress-bar=off", "--no-deps", "--only-binary=:all:"]
-    return [*argv, "--python-version", python, *(word for name in PLATFORMS for word in ("--platform", name))]
-
-
-def _logged(log: Path) -> str:
-    """What the last command in a log printed."""
-    return log.read_text(errors="replace").rpartition("\n+ ")[2]
-
-
-def _explain(lock: Lock, pins: Sequence[Pin], output: str, log: Path) -> MatrixError | EnvironmentCannot:
-    """Say which requirement failed and why, from pip's own words."""
-    blamed = re.sub(r"(?m)^(?!\s|.*(?:ERROR|Could not|Expected|Got)).*$", "", output.partition("\n")[2])
-    named = [pin for pin in pins if re.search(rf"(?<![\w-]){re.escape(pin.name)}==", blamed)]
-    names = ", ".join(f"{pin.name}=={pin.version} (line {pin.line})" for pin in named) or f"{len(pins)} wheels"
-    if "DO NOT MATCH THE HASHES" in output:
-        return MatrixError(
-            f"{lock.path}: the file that the index has for {names} does not have the sha256 of the lock",
-            cause="a changed or damaged download, or a wrong sum in the lock",
-            next_step="compare with the package's page on PyPI; if the lock is wrong, make it again",
-            log=log,
-        )
-    cause = "the index has no wheel of that version for this Python, or cannot be reached"
-    if "No space left" in output:
-        cause = "the disk of the build cache is full"
-    elif "No module named pip" in output:
-        cause = f"{sys.executable} has no pip"
-    return EnvironmentCannot(
-        f"cannot fetch {names} of {lock.path}",
-        cause=cause,
-        next_step="read the log; check the network and pip's index (`pip config list`), then run the command again",
-        log=log,
-    )
-
-
-class _Destination(SchemeDictionaryDestination):
-    """Installs below a destdir and leaves commands out, in RECORD too, where no folder for them is named."""
-
-    commands = True
-
-    def write_script(self, name: str, module: str, attr: str, section: Any) -> RecordEntry:
-        if not self.commands:
-            return RecordEntry(name, None, None)
-        return super().write_script(name, module, attr, section)
-
-    def write_file(
-        self, scheme: Scheme, path: str | os.PathLike[str], stream: BinaryIO, is_executable: bool
-    ) -> RecordEntry:
-        if scheme == "scripts" and not self.commands:
-            return RecordEntry(os.fspath(path), None, None)
-        return super().write_file(scheme, path, stream, is_executable)
-
-    def finalize_installation(
-        self, scheme: Scheme, record_file_path: str, records: Iterable[tuple[Scheme, RecordEntry]]
-    ) -> None:
-        kept = [(where, record) for where, record in records if self.commands or where != "scripts"]
-        super().finalize_installation(scheme, record_file_path, kept)
-
-
-def install_wheel(
-    wheel: Path, site: PurePosixPath, destdir: Path, *, scripts: PurePosixPath | None, python: str
-) -> None:
-    """Unpack a wheel below `destdir` as if it were installed at `site`. Files that are there are an error.
-
-    Args:
-        site: absolute folder for modules in the target system ("/opt/deepinfer/site").
-        scripts: absolute folder for commands; None leaves the wheel's commands out.
-        python: absolute path of the target's interpreter, for the commands' first line.
-
-    Raises:
-        EnvironmentCannot: the wheel is damaged or does not fit what lies there.
-    """
-    prefix = site.parent
-    folders = {
-        "purelib": str(site),
-        "platlib": str(site),
-        "headers": str(prefix / "include"),
-        "scripts": str(scripts or prefix / "bin"),
-        "data": str(prefix),
-    }
-    destination = _Destination(folders, interpreter=python, script_kind="posix", destdir=str(destdir))
-    destination.commands = scripts is not None
-    try:
-        with WheelFile.open(wheel) as source:
-            install(source, destination, additional_metadata={"INSTALLER": b"deepinfer-build\n"})
-    except (InstallerError, BadZipFile, OSError, ValueError, KeyError) as problem:
-        raise EnvironmentCannot(
-            f"{wheel.name} cannot be installed into {destdir}: {problem}",
-            cause="the wheel is damaged, or another wheel brought the same file",
-            next_step="remove the wheel from the cache and run the command again",
-        ) from problem
 
 
 if __name__ == "__main__":

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
-import shutil
 import sys
 import time
 import zipfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
+
+from docker.errors import APIError
 
 from build import cache
 from build.bases import archives, disk
+from build.bases.context import build_context, place
 from build.bases.rootfs import package_sources, public_sources, rootfs
 from build.call import CallFailed
 from build.containers import LABEL, Engine
@@ -51,6 +53,7 @@ def make_replica(engine: Engine, target: Target, *, repository: Path = cache.REP
             found = engine.image_id(name)
             if found is not None:
                 return found
+        earlier = engine.image_id(name)
         started = time.monotonic()
         wheels = fetch_lock(lock.path, replica.python)
         disk.need(engine, _needed_gb(wheels), f"the replica of {target.name}")
@@ -58,7 +61,7 @@ def make_replica(engine: Engine, target: Target, *, repository: Path = cache.REP
         log.unlink(missing_ok=True)
         print(f"{name}: Debian {replica.suite} with {len(lock.pins)} wheels; log: {log}", file=sys.stderr, flush=True)
         try:
-            system = _make_system(engine, replica, root, log)
+            system = system_image(engine, replica, root, log)
             image = _make_image(engine, target, system, lock, wheels, plant, key, log)
         except CallFailed as failed:
             raise EnvironmentCannot(
@@ -67,6 +70,9 @@ def make_replica(engine: Engine, target: Target, *, repository: Path = cache.REP
                 next_step="read the end of the log, then run the command again",
                 log=log,
             ) from failed
+        if earlier not in (None, image):
+            with contextlib.suppress(APIError):  # something else may still use or name it
+                engine.client.images.remove(earlier)
         print(f"{name}: made in {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
         return image
 
@@ -107,26 +113,17 @@ def _needed_gb(wheels: Path) -> float:
     return (packed + unpacked) / 1e9 + 1.0
 
 
-@contextmanager
-def _context(name: str) -> Iterator[Path]:
-    """A build context, always at the same path: BuildKit keeps one copy a path, and sends only what differs."""
-    folder = cache.folder("contexts") / name
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+def system_image(engine: Engine, replica: Replica, root: Path, log: Path) -> str:
+    """The operating-system layer, shared by all replicas of a suite with the same packages; returns its tag.
 
-
-def _make_system(engine: Engine, replica: Replica, root: Path, log: Path) -> str:
-    """The operating-system layer, shared by all replicas of a suite with the same packages; returns its tag."""
+    The caller holds the lock `replica`.
+    """
     key = _system_key(replica, root)
     tag = f"deepinfer-base:os-{replica.suite}-{key[:12]}"
     if engine.image_id(tag) is not None:
         return tag
-    with _context("replica-os") as context:
-        _place(root, context / "rootfs.tar.gz")
+    with build_context(engine, "replica-os") as context:
+        place(root, context / "rootfs.tar.gz")
         (context / "sources.list").write_text(public_sources(replica.suite))
         (context / "apt.list").write_text(package_sources(replica.suite))
         engine.build(
@@ -138,7 +135,17 @@ def _make_system(engine: Engine, replica: Replica, root: Path, log: Path) -> str
             network="default",
             log=log,
         )
+    _forget_older(engine, f"deepinfer-base:os-{replica.suite}-", tag)
     return tag
+
+
+def _forget_older(engine: Engine, prefix: str, kept: str) -> None:
+    """Take the names of earlier makes away; layers that something still uses stay."""
+    for image in engine.client.images.list(name="deepinfer-base"):
+        for name in image.tags:
+            if name.startswith(prefix) and name != kept:
+                with contextlib.suppress(APIError):
+                    engine.client.images.remove(name)
 
 
 def _make_image(
@@ -146,15 +153,15 @@ def _make_image(
 ) -> str:
     shared = {line for line in (RECIPE / "shared.txt").read_text().splitlines() if not line.startswith("#")}
     by_name = fetched_wheels(wheels)
-    with _context("replica") as context:
+    with build_context(engine, "replica") as context:
         for group in ("shared", "own"):
             pins = [pin for pin in lock.pins if (pin.name in shared) == (group == "shared") and pin.name != plant]
             for pin in pins:
-                _place(by_name[pin.name], context / group / "wheels" / by_name[pin.name].name)
+                place(by_name[pin.name], context / group / "wheels" / by_name[pin.name].name)
             (context / group).mkdir(exist_ok=True)
             (context / group / "requirements.txt").write_text("".join(f"{pin.requirement()}\n" for pin in pins))
             for pip in fetch_lock(RECIPE / "tools.lock", "3.13").glob("*.whl"):
-                _place(pip, context / group / "pip.whl")
+                place(pip, context / group / "pip.whl")
         _pack_home(by_name[plant] if plant else None, context / "home.tar.gz")
         return engine.build(
             context,
@@ -173,14 +180,6 @@ def _labels(target: Target, key: str) -> Mapping[str, str]:
         f"{LABEL}.replica.of": target.vendor or "",
         "org.opencontainers.image.title": f"Replica of the base of {target.name}; not the vendor's image",
     }
-
-
-def _place(source: Path, target: Path) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        target.hardlink_to(source)
-    except OSError:  # another file system
-        shutil.copy2(source, target)
 
 
 def _pack_home(wheel: Path | None, target: Path) -> None:

@@ -72,11 +72,16 @@ def _from_debootstrap(suite: str, target: Path) -> None:
             next_step="apt-get install debootstrap",
         )
     print(f"root file system: debootstrap {suite} (about a minute)", file=sys.stderr, flush=True)
-    with tempfile.TemporaryDirectory(dir=cache.folder("rootfs"), prefix=".part-") as scratch:
+    prefix = f".part-{suite}-"
+    for stale in target.parent.glob(f"{prefix}*"):  # of a run that was killed; the lock is ours
+        shutil.rmtree(stale)
+    # In mount points of its own: debootstrap's /proc goes away with it, even when it is killed.
+    alone = ["unshare", "--mount", "--propagation", "private"] if shutil.which("unshare") else []
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=prefix) as scratch:
         tree = Path(scratch) / suite
         log = cache.folder("logs") / f"debootstrap-{suite}.log"
         try:
-            call("debootstrap", "--variant=minbase", suite, tree, mirrors()[0], log=log)
+            call(*alone, "debootstrap", "--variant=minbase", suite, tree, mirrors()[0], log=log)
         except CallFailed as failed:
             raise EnvironmentCannot(
                 f"debootstrap of {suite} failed",
