@@ -24,7 +24,6 @@ from deepinfer import envs
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "deepinfer"
-Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 def _key() -> str:
@@ -79,7 +78,7 @@ def implementation(request: pytest.FixtureRequest) -> ModuleType:
 
 
 @pytest.fixture
-def run_python(tmp_path: Path) -> Run:
+def run_python(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Run this Python with arguments, in an empty folder, with none of the variables that `import deepinfer` reads
     or sets; keywords are variables to set. Returns the finished process, whatever its exit code.
     """
