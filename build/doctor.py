@@ -1,0 +1,270 @@
+"""`doctor`: what this machine has and lacks for a build, row by row, with the command to type."""
+
+from __future__ import annotations
+
+import json as json_module
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+from packaging.requirements import Requirement
+
+from build import cache
+from build.call import CallFailed, call
+from build.containers import Engine, build_command
+from build.errors import BuildError, EnvironmentCannot
+from build.setup import docker_engine, install, interpreter, system
+from build.setup.environment import Environment
+from build.setup.lockfile import LOCKS, PYTHONS, normalised, read_pins
+
+Status = Literal["ok", "warn", "fail"]
+
+IMAGE_GB = 8.0
+"""What one image takes in the engine's storage, at most (10^9 bytes)."""
+COMFORTABLE_GB = 30.0
+"""Room for a replica, its builder, an image and BuildKit's copies of their layers."""
+COMPILE_GIB = 3.1
+"""Peak memory of one compile."""
+CUDA13_DRIVER = 580
+
+
+@dataclass(frozen=True)
+class Row:
+    """One finding: ok, warn (some things will not work, or slowly) or fail (builds will not work)."""
+
+    name: str
+    status: Status
+    detail: str
+    next_step: str = ""
+
+
+def run(*, json: bool = False, online: bool = False) -> int:
+    """Print the rows; 0, or 4 when one of them failed.
+
+    Args:
+        json: print them as JSON, alone on stdout.
+        online: also ask the vendors' registries.
+    """
+    rows = list(examine(online=online))
+    if json:
+        print(json_module.dumps([asdict(row) for row in rows], indent=2))
+    else:
+        print(as_table(rows))
+    return EnvironmentCannot.exit_code if any(row.status == "fail" for row in rows) else 0
+
+
+def as_table(rows: list[Row]) -> str:
+    """The rows as text: what there is to type stands below its row."""
+    width = max(len(row.name) for row in rows)
+    lines: list[str] = []
+    for row in rows:
+        lines.append(f"{row.status:<4}  {row.name:<{width}}  {row.detail}")
+        lines += [f"{'':<{width + 6}}  -> {line.strip()}" for line in row.next_step.splitlines() if line.strip()]
+    return "\n".join(lines)
+
+
+def examine(*, online: bool) -> Iterator[Row]:
+    """Look at everything. An examination that fails is a row, and the others go on."""
+    examinations: list[Callable[[], Iterator[Row]]] = [_python, _locks, _engine, _storage, _machine, _cache, _gpu]
+    for examination in [*examinations, *([_registries] if online else [])]:
+        try:
+            yield from examination()
+        except BuildError as problem:
+            name = examination.__name__.strip("_")
+            yield Row(
+                name, "fail", f"{problem.what} ({problem.cause})" if problem.cause else problem.what, problem.next_step
+            )
+
+
+def _python() -> Iterator[Row]:
+    version = platform.python_version()
+    given = os.environ.get("DEEPINFER_PYTHON")
+    if given:
+        yield Row(
+            "Python", "ok", f"{version}, {sys.executable}, as DEEPINFER_PYTHON says; nothing is installed into it"
+        )
+    else:
+        fits = version.rpartition(".")[0] in PYTHONS
+        advice = "" if fits else f"use Python {PYTHONS[0]} to {PYTHONS[-1]}, for which the locks have wheels"
+        yield Row("Python", "ok" if fits else "fail", f"{version}, {sys.executable}", advice)
+        yield _environment(Environment(cache.REPOSITORY))
+    python = interpreter.host_python()
+    try:
+        yield Row("torch for the host", "ok", f"{interpreter.require_torch(python)} of {python}")
+    except EnvironmentCannot as problem:
+        yield Row("torch for the host", "warn", f"{problem.what}; only `--image host` needs it", problem.next_step)
+
+
+def _environment(environment: Environment) -> Row:
+    everything = ("build", "test", "engine")
+    missing = environment.missing(everything)
+    commands = "\n".join(install.commands(environment, missing)) if missing else ""
+    if reason := environment.distrusted():
+        return Row(".venv", "warn", f"{reason}; the next start makes it anew", commands)
+    if "build" in missing:
+        return Row(".venv", "warn", f"{environment.folder} lacks {', '.join(missing)}; ./run installs them", commands)
+    if missing:
+        detail = f"{environment.folder}; {', '.join(missing)} for tests: ./run test installs them"
+        return Row(".venv", "ok", detail)
+    return Row(".venv", "ok", f"{environment.folder}, as the locks say")
+
+
+def _locks() -> Iterator[Row]:
+    problems = [problem for name in ("build", "test") for problem in lock_problems(name)]
+    relock = "./run -- python -m build.setup.relock" if problems else ""
+    count = sum(len(read_pins(LOCKS / f"{name}.lock")) for name in ("build", "test", "test-cuda"))
+    yield Row("locks", "fail" if problems else "ok", "; ".join(problems) or f"{count} pins, all hashed", relock)
+
+
+def lock_problems(name: str) -> list[str]:
+    """Where locks/NAME.lock does not fit locks/NAME.in: a requirement without a pin, or with one that it excludes."""
+    pins = read_pins(LOCKS / f"{name}.lock")
+    problems = []
+    for line in (LOCKS / f"{name}.in").read_text().splitlines():
+        text = line.partition("#")[0].strip()
+        if not text:
+            continue
+        requirement = Requirement(text)
+        pin = pins.get(normalised(requirement.name))
+        if pin is None:
+            problems.append(f"{name}.lock has no {requirement.name}")
+        elif not requirement.specifier.contains(pin.version, prereleases=True):
+            problems.append(f"{name}.lock has {pin.name} {pin.version}, {name}.in wants {requirement}")
+    return problems
+
+
+def _engine() -> Iterator[Row]:
+    try:
+        command = build_command()
+        version = call(command[0], "--version", quiet=True, check=False).stdout.strip()
+        yield Row("BuildKit", "ok", f"{command[0]}: {version}")
+    except EnvironmentCannot as problem:
+        yield Row(
+            "BuildKit",
+            "fail",
+            problem.what,
+            system.install_command(docker_engine.missing_packages(engine=True) or ["docker.io"]),
+        )
+    where = os.environ.get("DOCKER_HOST") or docker_engine.DEFAULT_SOCKET
+    refused = docker_engine.refusal()
+    if refused:
+        can_start = system.is_root() and not os.environ.get("DOCKER_HOST")
+        detail = f"none answers at {where}: {refused}" + ("; ./run build starts one" if can_start else "")
+        advice = "" if os.environ.get("DOCKER_HOST") else "\n".join(docker_engine.commands())
+        yield Row("Docker engine", "warn" if can_start else "fail", detail, advice)
+    else:
+        yield _answering_engine(Engine.connect(), where)
+    if shutil.which("debootstrap", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"):
+        yield Row("debootstrap", "ok", "replicas can be made where no registry answers")
+    else:
+        detail = "missing; replicas then need a registry for their Debian base"
+        yield Row("debootstrap", "warn", detail, system.install_command(["debootstrap"]))
+
+
+def _answering_engine(engine: Engine, where: str) -> Row:
+    info = engine.client.info()
+    driver = str(info.get("Driver"))
+    pid = docker_engine.started_by_us()
+    ours = f", started by ./run (process {pid}; `./run clean --docker` stops it)" if pid else ""
+    detail = f"{info.get('ServerVersion')} at {where}, storage {driver}, {info.get('NCPU')} cores{ours}"
+    if driver == "vfs":
+        return Row(
+            "Docker engine",
+            "warn",
+            f"{detail}: vfs copies every layer whole",
+            "give /var/lib/docker a file system for overlay2 (ext4, xfs)",
+        )
+    return Row("Docker engine", "ok", detail)
+
+
+def _storage() -> Iterator[Row]:
+    if docker_engine.refusal():
+        return
+    root = Path(str(Engine.connect().client.info().get("DockerRootDir", "")))
+    if os.environ.get("DOCKER_HOST", "").startswith(("tcp", "ssh", "http")) or not root.is_dir():
+        yield Row("Docker's disk", "warn", f"{root} is on another machine; free space there is not known")
+    else:
+        yield disk_row("Docker's disk", root, IMAGE_GB, COMFORTABLE_GB)
+
+
+def disk_row(name: str, path: Path, least_gb: float, comfortable_gb: float) -> Row:
+    """Judge the free space of the file system that holds `path`."""
+    free = shutil.disk_usage(path).free / 1e9
+    status: Status = "fail" if free < least_gb else "warn" if free < comfortable_gb else "ok"
+    advice = "" if status == "ok" else "./run clean --image '*' frees what images take; docker builder prune frees more"
+    return Row(
+        name, status, f"{path}: {free:.0f} GB free; a build wants {comfortable_gb:.0f}, at least {least_gb:.0f}", advice
+    )
+
+
+def _machine() -> Iterator[Row]:
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    at_once = int(memory // COMPILE_GIB)
+    detail = f"{memory:.1f} GiB: room for {at_once} compiles at once ({COMPILE_GIB} GiB each)"
+    yield Row("memory", "ok" if at_once else "fail", detail, "" if at_once else "use a machine with at least 4 GiB")
+    cores = len(os.sched_getaffinity(0))
+    yield Row("cores", "ok" if cores > 1 else "warn", f"{cores}")
+    compiler = shutil.which("g++")
+    if compiler is None:
+        yield Row(
+            "g++", "warn", "missing; `--image host` and the tests compile with it", system.install_command(["g++"])
+        )
+    else:
+        version = call(compiler, "-dumpfullversion", quiet=True, check=False).stdout.strip()
+        old = version.partition(".")[0].isdigit() and int(version.partition(".")[0]) < 13
+        note = "; on the host DeepGEMM and DeepEP want 13 (images bring their own)" if old else ""
+        yield Row("g++", "ok", f"{version}{note}")
+
+
+def _cache() -> Iterator[Row]:
+    root = cache.root()
+    if not os.access(root, os.W_OK):
+        yield Row("build cache", "fail", f"{root} cannot be written", "set DEEPINFER_BUILD_CACHE to a folder of yours")
+        return
+    yield disk_row("build cache", root, 5.0, 15.0)
+
+
+def _gpu() -> Iterator[Row]:
+    if shutil.which("nvidia-smi") is None:
+        yield Row("GPU", "ok", "none here; images are built and checked without one")
+        return
+    try:
+        query = "--query-gpu=name,compute_cap,driver_version"
+        rows = call("nvidia-smi", query, "--format=csv,noheader", quiet=True, timeout=60).stdout.strip().splitlines()
+    except CallFailed as failed:
+        yield Row("GPU", "warn", f"nvidia-smi fails: {failed.tail[:200]}", "look at the driver's installation")
+        return
+    for index, (name, capability, driver) in enumerate(row.split(", ") for row in rows):
+        major = driver.partition(".")[0]
+        if major.isdigit() and int(major) < CUDA13_DRIVER:
+            note = f"; code for CUDA 13 needs driver {CUDA13_DRIVER} or later"
+            yield Row(
+                f"GPU {index}", "warn", f"{name}, {capability}, driver {driver}{note}", "update the NVIDIA driver"
+            )
+        elif capability != "9.0":
+            yield Row(f"GPU {index}", "warn", f"{name}, compute capability {capability}: not a Hopper GPU (9.0)")
+        else:
+            yield Row(f"GPU {index}", "ok", f"{name}, driver {driver}")
+
+
+def _registries() -> Iterator[Row]:
+    from build.bases.registry import ask
+    from build.matrix.load import load_matrix
+
+    engine = Engine.connect()
+    for target in load_matrix().targets.values():
+        if target.vendor is None:
+            continue
+        answer = ask(engine, target.vendor, again=True)
+        if answer.digest:
+            yield Row(
+                f"registry for {target.name}", "ok", f"{target.vendor}: {answer.digest[:19]}, {target.vendor_gb:g} GB"
+            )
+        else:
+            detail = f"no {target.vendor}: {answer.reason[:120]}"
+            yield Row(f"registry for {target.name}", "warn", f"{detail}; builds stand on a replica")

@@ -1,0 +1,221 @@
+"""`test`: the repository's own suites. Unit tests, then each image built, checked and tested, one at a time.
+
+The stages are data: a name, a command, the image that it belongs to. The first one that fails ends the run. Docker's
+engine is started for the image stages if none answers, and stopped again; what a stage added in Docker is removed
+after it, so that the disk has to hold one image at a time.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+from build import cache
+from build.call import show
+from build.clean import clean_images, our_images
+from build.containers import Engine
+from build.errors import EnvironmentCannot
+from build.setup import docker_engine
+
+IMAGES = ("cpu", "flagtree")
+NEEDED_GB = {"cpu": 10.0}
+"""Free space that an image with its replica, its builder and BuildKit's copies takes; DEFAULT_GB where none is named."""
+DEFAULT_GB = 22.0
+NO_TESTS_COLLECTED = 5
+"""pytest's status when its selection is empty."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A command of the run; `image` is the image that it needs, empty for none."""
+
+    name: str
+    argv: tuple[str, ...]
+    image: str = ""
+    may_be_empty: bool = False
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a stage ended: its status (None: not run), seconds, and the most that the disks grew by meanwhile (GB)."""
+
+    stage: Stage
+    status: int | None = None
+    seconds: float = 0.0
+    peak_gb: float = 0.0
+
+
+def stages(images: Sequence[str] = IMAGES) -> list[Stage]:
+    """The run: unit tests; then for each image its build with gates, and the Docker tests that belong to it.
+
+    A Docker test belongs to the image whose name stands in the test's path or name, else to the first image.
+    """
+    python = sys.executable
+    pytest = (python, "-m", "pytest", "--timeout=900")
+    verb = (python, "-P", "-m", "invoke", "--search-root", str(cache.REPOSITORY))
+    plan = [Stage("unit tests", (*pytest, "-m", "not docker and not gpu and not multi_gpu"))]
+    for index, image in enumerate(images):
+        others = " and ".join(f"not {other}" for other in images if other != image)
+        selection = (others or image) if index == 0 else image
+        plan.append(Stage(f"{image}: build and gates", (*verb, "build", "--image", image, "--base", "replica"), image))
+        tests = (*pytest, "-m", "docker and not gpu and not multi_gpu", "-k", selection)
+        plan.append(Stage(f"{image}: Docker tests", tests, image, may_be_empty=index > 0))
+    return plan
+
+
+def run(arguments: str | Sequence[str] = (), *, keep: bool = False, plan: Sequence[Stage] | None = None) -> int:
+    """Run everything, or pytest with exactly these arguments.
+
+    Args:
+        arguments: pytest's own arguments; a string is taken apart as a shell would.
+        keep: leave the images and BuildKit's cache that the stages add.
+        plan: the stages, `stages()` by default.
+
+    Returns:
+        0, or the status of the stage that failed.
+
+    Raises:
+        EnvironmentCannot: no Docker engine, or not enough room for an image.
+    """
+    words = shlex.split(arguments) if isinstance(arguments, str) else list(arguments)
+    if words:
+        return _execute(Stage("pytest", (sys.executable, "-m", "pytest", *words)))
+    todo = list(stages() if plan is None else plan)
+    results: list[Result] = []
+    try:
+        for image, group in groupby(todo, key=lambda stage: stage.image):
+            if not _run_group(image, list(group), results, keep=keep):
+                break
+    finally:
+        done = {result.stage for result in results}
+        print(as_table([*results, *(Result(stage) for stage in todo if stage not in done)]), file=sys.stderr, flush=True)
+    return next((result.status for result in results if result.status), 0)
+
+
+def _run_group(image: str, group: Sequence[Stage], results: list[Result], *, keep: bool) -> bool:
+    """Run the stages of one image, or those that need none; whether all went well."""
+    if not image:
+        return all(_timed(stage, [], results) for stage in group)
+    with docker_engine.running(may_install=os.environ.get("DEEPINFER_SETUP") == "1"):
+        engine = Engine.connect()
+        disks = [*_engine_disk(engine), cache.root()]
+        check_room(image, disks)
+        with _freed(engine, image, keep=keep):
+            return all(_timed(stage, disks, results) for stage in group)
+
+
+def check_room(image: str, disks: Sequence[Path]) -> None:
+    """Stop before a build that cannot fit. Raises EnvironmentCannot with both figures."""
+    needed = NEEDED_GB.get(image, DEFAULT_GB)
+    for disk in disks:
+        free = shutil.disk_usage(disk).free / 1e9
+        if free < needed:
+            raise EnvironmentCannot(
+                f"{image} with its replica and its builder takes {needed:.0f} GB, and {disk} has {free:.1f} GB free",
+                next_step="./run clean --image '*', docker builder prune, or a larger disk",
+            )
+
+
+def _timed(stage: Stage, disks: Sequence[Path], results: list[Result]) -> bool:
+    print(f"\n==== {stage.name}", file=sys.stderr, flush=True)
+    start = time.monotonic()
+    with peak_use(disks) as peak:
+        status = _execute(stage)
+    if status == NO_TESTS_COLLECTED and stage.may_be_empty:
+        print(f"{stage.name}: there are none", file=sys.stderr)
+        status = 0
+    results.append(Result(stage, status, time.monotonic() - start, peak[0]))
+    return status == 0
+
+
+def _execute(stage: Stage) -> int:
+    show(stage.argv)
+    # Tests see the environment as a user's shell would have it, without what `./run` tells its verbs.
+    environment = {name: value for name, value in os.environ.items() if name != "DEEPINFER_SETUP"}
+    return subprocess.run(
+        stage.argv, cwd=cache.REPOSITORY, env=environment, stdin=subprocess.DEVNULL, check=False
+    ).returncode
+
+
+@contextmanager
+def peak_use(disks: Sequence[Path], *, every: float = 1.0) -> Iterator[list[float]]:
+    """A list of one number: by how many GB the disks that hold `disks` had grown at most during the block."""
+    peak = [0.0]
+    places = list({path.stat().st_dev: path for path in disks}.values())
+    before = [shutil.disk_usage(place).used for place in places]
+    ended = threading.Event()
+
+    def look() -> None:
+        grown = sum(shutil.disk_usage(place).used - used for place, used in zip(places, before, strict=True))
+        peak[0] = max(peak[0], grown / 1e9)
+
+    def watch() -> None:
+        while not ended.wait(every):
+            look()
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield peak
+    finally:
+        ended.set()
+        watcher.join()
+        look()
+
+
+@contextmanager
+def _freed(engine: Engine, image: str, *, keep: bool) -> Iterator[None]:
+    """Afterwards remove the images of the target, and BuildKit's records, that were not there before."""
+    images = {known.id for known in our_images(engine)}
+    records = build_records(engine)
+    try:
+        yield
+    finally:
+        if not keep:
+            patterns = f"{image},deepinfer-test:*,os-*"
+            freed = clean_images(engine, patterns, keep=images)
+            freed += prune_records(engine, build_records(engine) - records)
+            print(f"freed {freed / 1e9:.1f} GB in Docker", file=sys.stderr, flush=True)
+
+
+def build_records(engine: Engine) -> set[str]:
+    """The ids of what BuildKit's cache holds; it keeps the layers of removed images until they are pruned."""
+    return {str(record["ID"]) for record in engine.client.df().get("BuildCache") or ()}
+
+
+def prune_records(engine: Engine, ids: set[str]) -> int:
+    """Remove these records, and no others, from BuildKit's cache; returns the bytes. Records in use stay."""
+    if not ids:
+        return 0
+    expression = '"^(' + "|".join(sorted(ids)) + ')$"'
+    answer = engine.client.api.prune_builds(filters={"id": [expression]}, all=True)
+    return int(answer.get("SpaceReclaimed") or 0)
+
+
+def _engine_disk(engine: Engine) -> list[Path]:
+    root = Path(str(engine.client.info().get("DockerRootDir", "")))
+    return [root] if root.is_dir() and not os.environ.get("DOCKER_HOST") else []
+
+
+def as_table(results: Sequence[Result]) -> str:
+    """Stages with status, time and the growth of the disks."""
+    width = max(len(result.stage.name) for result in results)
+    lines = ["", f"{'stage':<{width}}  {'status':<10} {'time':>8} {'disk':>9}"]
+    for result in results:
+        status = "not run" if result.status is None else "passed" if result.status == 0 else f"failed ({result.status})"
+        spent = "" if result.status is None else f"{result.seconds:.0f} s"
+        disk = "" if not result.stage.image or result.status is None else f"+{result.peak_gb:.1f} GB"
+        lines.append(f"{result.stage.name:<{width}}  {status:<10} {spent:>8} {disk:>9}")
+    total = sum(result.seconds for result in results)
+    lines.append(f"{'together':<{width}}  {'':<10} {total:>6.0f} s")
+    return "\n".join(lines)
