@@ -13,7 +13,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from docker.errors import DockerException
 
@@ -46,43 +46,56 @@ class Stopped(Exception):
     """Somebody asked for an end: another cell failed, or Ctrl-C."""
 
 
+class Startable(Protocol):
+    """A compile that can be started once and killed: a container, or a process of the host."""
+
+    def start(self) -> None: ...
+    def kill(self) -> None: ...
+
+
 @dataclass
 class Stop:
-    """A request to end, with the containers that have to be killed for it."""
+    """A request to end, with the compiles that have to be killed for it."""
 
     asked: threading.Event = field(default_factory=threading.Event)
-    containers: set[Container] = field(default_factory=set)
+    running: set[Startable] = field(default_factory=set)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def now(self) -> None:
         """Kill what runs and let nothing start."""
         self.asked.set()
         with self.lock:
-            for container in self.containers:
-                container.kill()
+            for compile in self.running:
+                compile.kill()
 
-    def start(self, container: Container) -> None:
-        """Start a container unless an end was asked for."""
+    def start(self, compile: Startable) -> None:
+        """Start a compile unless an end was asked for."""
         with self.lock:
             if self.asked.is_set():
                 raise Stopped
-            self.containers.add(container)
-            container.start()
+            self.running.add(compile)
+            compile.start()
 
-    def ended(self, container: Container) -> None:
-        """The container's program has ended."""
+    def ended(self, compile: Startable) -> None:
+        """The compile's program has ended."""
         with self.lock:
-            self.containers.discard(container)
+            self.running.discard(compile)
 
 
 @dataclass(frozen=True)
 class Workshop:
-    """What all cells of one target share."""
+    """What all cells of one image share: compiles happen in containers of `builder`."""
 
     engine: Engine
     builder: str
     inspection: Inspection
     stop: Stop
+
+    def compile(
+        self, cell: Cell, source: Path, scratch: Path, log: Path, *, jobs: int, memory_gib: float
+    ) -> tuple[Path, dict[str, Any]]:
+        """See `compile_in_container`."""
+        return compile_in_container(self, cell, source, scratch, log, jobs=jobs, memory_gib=memory_gib)
 
 
 def lock_name(key: str) -> str:

@@ -10,12 +10,13 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
 from build import cache
 from build.containers import Engine
 from build.errors import CellFailed
 from build.plan import Cell
-from build.wheels.cell import Stopped, Workshop, compile_in_container, lock_name, workplace
+from build.wheels.cell import Stop, Stopped, lock_name, workplace
 from build.wheels.fetch import told_space
 from build.wheels.progress import Progress
 from build.wheels.results import CellResult
@@ -77,6 +78,22 @@ class Ended:
     outcome: CellResult | BaseException
 
 
+class Shop(Protocol):
+    """Where cells are compiled: containers of a builder image, or this machine.
+
+    builder: its name, for the record.  stop: ends what runs.
+    compile: leaves the artefact below `scratch`; returns it with inside.py's record. Raises CellFailed, or Stopped.
+    """
+
+    @property
+    def builder(self) -> str: ...
+    @property
+    def stop(self) -> Stop: ...
+    def compile(
+        self, cell: Cell, source: Path, scratch: Path, log: Path, *, jobs: int, memory_gib: float
+    ) -> tuple[Path, dict[str, Any]]: ...
+
+
 def record_of(cell: Cell) -> dict[str, object]:
     """What the wheelhouse writes down of every cell."""
     return {"cell": cell.name, "version": cell.component.version, "inputs": dict(cell.inputs)}
@@ -86,7 +103,7 @@ class Schedule:
     """The compiles of one target: worker threads take cells as processors and memory become free."""
 
     def __init__(
-        self, shop: Workshop, house: Wheelhouse, sources: Mapping[str, Path], capacity: Capacity, keep_going: bool
+        self, shop: Shop, house: Wheelhouse, sources: Mapping[str, Path], capacity: Capacity, keep_going: bool
     ) -> None:
         self.shop = shop
         self.house = house
@@ -172,8 +189,8 @@ class Schedule:
         log.write_text(f"{cell.name} {cell.component.version}, key {cell.key}\n")
         self.events.put(Started(cell, log))
         start = time.monotonic()
-        artefact, record = compile_in_container(
-            self.shop, cell, self.sources[cell.name], scratch, log, jobs=jobs, memory_gib=memory_gib
+        artefact, record = self.shop.compile(
+            cell, self.sources[cell.name], scratch, log, jobs=jobs, memory_gib=memory_gib
         )
         seconds = round(time.monotonic() - start, 1)
         meta = {**record_of(cell), "seconds": seconds, "compile_seconds": record["seconds"]}
