@@ -33,7 +33,8 @@ class _Destination(SchemeDictionaryDestination):
     ) -> RecordEntry:
         if scheme == "scripts" and not self.commands:
             return RecordEntry(os.fspath(path), None, None)
-        return super().write_file(scheme, path, stream, is_executable)
+        # As pip does: a command can be run whatever mode the archive gives it.
+        return super().write_file(scheme, path, stream, is_executable or scheme == "scripts")
 
     def finalize_installation(
         self, scheme: Scheme, record_file_path: str, records: Iterable[tuple[Scheme, RecordEntry]]
