@@ -32,7 +32,7 @@ from build.image.parts import Part
 from build.inspection import Inspection
 from build.matrix.model import Matrix
 from build.plan import TargetPlan
-from build.wheels.compile import CellResult
+from build.wheels.results import CellResult
 
 OURS_LIMIT = 60_000_000
 """Bytes that an image may grow by beside NCCL, the run-time tool chain and runtime.lock."""

@@ -34,8 +34,8 @@ from build.locks import fetch_lock, sha256
 from build.matrix.model import Matrix
 from build.plan import Cell, TargetPlan
 from build.sources import package_digest
-from build.wheels.compile import CellResult
 from build.wheels.fetch import fetch_source
+from build.wheels.results import CellResult
 
 
 @dataclass(frozen=True)
@@ -106,6 +106,7 @@ class _Maker:
         self.plan = plan
         self.inspection = inspection
         self.results = results
+        self.folder = cache.folder(f"parts/{plan.target.name}")
         self.python = ".".join(inspection.python.split(".")[:2])
         self.cells = {cell.component.name: cell for cell in plan.cells if cell.status != "unsupported"}
         places: list[PurePosixPath | str] = [inspection.site, SCRIPTS, "/opt", "/home"]
@@ -158,9 +159,7 @@ class _Maker:
         (cell,) = cells
         wheel = self.artefact(cell)
         loaded = [self.inspection.nccl_loaded, self.inspection.nccl_version, sorted(self.inspection.distributions)]
-        return self.part(
-            "nccl", [sha256(wheel), *loaded], lambda tree: lay_nccl(tree, wheel, cell, self.inspection)
-        )
+        return self.part("nccl", [sha256(wheel), *loaded], lambda tree: lay_nccl(tree, wheel, cell, self.inspection))
 
     def deepinfer(self, document: bytes) -> Part:
         cell = self.cells.get("_C")
@@ -168,7 +167,7 @@ class _Maker:
         inputs = [hashlib.sha256(document).hexdigest(), sha256(extension) if extension is not None else None]
 
         def make(tree: Path) -> Contents:
-            with tempfile.TemporaryDirectory(prefix=".part-", dir=cache.folder("parts")) as scratch:
+            with tempfile.TemporaryDirectory(prefix=".part-", dir=self.folder) as scratch:
                 wheel = pack_engine(cache.REPOSITORY, extension, self.inspection, Path(scratch))
                 return lay_engine(tree, wheel, document, self.inspection)
 

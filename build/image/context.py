@@ -49,9 +49,7 @@ def context(
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _fill(
-    folder: Path, parts: Sequence[Part], python: str, environment: Mapping[str, str], libraries: object
-) -> None:
+def _fill(folder: Path, parts: Sequence[Part], python: str, environment: Mapping[str, str], libraries: object) -> None:
     steps = folder / "steps"
     steps.mkdir(parents=True)
     (folder / "Dockerfile").write_text(

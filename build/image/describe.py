@@ -11,7 +11,7 @@ from build.image.library_path import LibraryPath
 from build.image.toolchain import ToolchainChoice
 from build.inspection import Inspection
 from build.plan import TargetPlan
-from build.wheels.compile import CellResult
+from build.wheels.results import CellResult
 
 SCHEMA = 1
 
@@ -29,6 +29,25 @@ def declared_changes(nccl: Mapping[str, Any], library_path: LibraryPath) -> dict
     return changes
 
 
+def component_facts(plan: TargetPlan, results: Sequence[CellResult]) -> dict[str, dict[str, Any]]:
+    """Every component by name: title, version, module, status (installed, unsupported), reason, key, licence."""
+    status = {result.cell.name: result for result in results}
+    components = {}
+    for cell in plan.cells:
+        result = status.get(cell.name)
+        there = cell.status != "unsupported"
+        components[cell.component.name] = {
+            "title": cell.component.title,
+            "version": cell.component.version,
+            "module": cell.component.module,
+            "status": "installed" if there else "unsupported",
+            "reason": (result.reason if result is not None else "") or cell.reason,
+            "key": cell.key,
+            "licence": cell.component.licence,
+        }
+    return components
+
+
 def describe(
     plan: TargetPlan,
     *,
@@ -44,20 +63,6 @@ def describe(
     nccl: Mapping[str, Any],
 ) -> bytes:
     """The bytes of image.json: the same for the same inputs, so that its layer is too (hence no time in it)."""
-    status = {result.cell.name: result for result in results}
-    components = {}
-    for cell in plan.cells:
-        result = status.get(cell.name)
-        there = cell.status != "unsupported"
-        components[cell.component.name] = {
-            "title": cell.component.title,
-            "version": cell.component.version,
-            "module": cell.component.module,
-            "status": "installed" if there else "unsupported",
-            "reason": (result.reason if result is not None else "") or cell.reason,
-            "key": cell.key,
-            "licence": cell.component.licence,
-        }
     document = {
         "schema": SCHEMA,
         "image": plan.target.name,
@@ -70,7 +75,7 @@ def describe(
             "kind": base.kind, "reference": base.reference, "image_id": base.image_id, "digest": base.digest,
             "facts": inspection.facts(),
         },
-        "components": components,
+        "components": component_facts(plan, results),
         "toolchain": {
             "status": toolchain.status, "reason": toolchain.reason, "path": toolchain.prefix, "nvcc": toolchain.nvcc,
             "host_compiler": toolchain.host_compiler,

@@ -10,9 +10,9 @@ Standard library only, any Python >= 3.11. It ends with status 1 and a plain lin
 from __future__ import annotations
 
 import compileall
-import py_compile
 import json
 import os
+import py_compile
 import shutil
 import subprocess
 import sys

@@ -127,9 +127,9 @@ def choose(candidates: Sequence[Candidate], known: Iterable[str], *, libc: str, 
         if reason:
             notes.append(f"{candidate.path}: {reason}")
             continue
-        older = chosen.get(candidate.major)
-        if older is not None:
-            notes.append(f"{older.path}: {candidate.path} is newer")
+        other = chosen.get(candidate.major)
+        if other is not None and other.real != candidate.real:
+            notes.append(f"{other.path}: {candidate.path} is taken, the newest of that major version")
         chosen[candidate.major] = candidate
     if not chosen:
         return LibraryPath(notes=tuple(notes))

@@ -29,13 +29,14 @@ def pack_engine(repository: Path, extension: Path | None, inspection: Inspection
     """
     log = cache.folder("logs") / "package.log"
     log.unlink(missing_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     env = {"SOURCE_DATE_EPOCH": FILE_TIME, "DEEPINFER_PREBUILT_C": "", "DEEPINFER_WHEEL_TAG": ""}
     if extension is None:
         env["DEEPINFER_SKIP_C"] = "1"
     else:
         tag = inspection.python_tag
         env |= {"DEEPINFER_PREBUILT_C": str(extension), "DEEPINFER_WHEEL_TAG": f"{tag}-{tag}-linux_x86_64"}
-    with tempfile.TemporaryDirectory(prefix=".part-", dir=cache.folder("parts")) as scratch:
+    with tempfile.TemporaryDirectory(prefix=".part-", dir=folder) as scratch:
         copy = Path(scratch) / "engine"
         _copy(repository, copy)
         argv = [sys.executable, "setup.py", "--quiet", "bdist_wheel", "--dist-dir", str(Path(scratch) / "out")]
@@ -50,7 +51,6 @@ def pack_engine(repository: Path, extension: Path | None, inspection: Inspection
                 log=log,
             ) from failed
         (made,) = (Path(scratch) / "out").glob("*.whl")
-        folder.mkdir(parents=True, exist_ok=True)
         target = folder / made.name
         made.replace(target)
     return target

@@ -160,6 +160,7 @@ def cached_part(
         return found
     for old in folder.glob(f"{name}-*"):
         old.unlink()
+    _sweep(folder)
     try:
         with tempfile.TemporaryDirectory(prefix=".part-", dir=folder) as scratch, cache.atomic_path(archive) as part:
             tree = Path(scratch)
@@ -177,6 +178,15 @@ def cached_part(
     return Part(name, archive, size, contents.modules, contents.removes, contents.facts, fresh=True)
 
 
+def _sweep(folder: Path) -> None:
+    """Remove what a killed run left half made; whoever makes parts of this image holds its lock."""
+    for left in folder.glob(".part-*"):
+        if left.is_dir():
+            shutil.rmtree(left)
+        else:
+            left.unlink()
+
+
 def _read(name: str, archive: Path, record: Path) -> Part | None:
     """The part that was kept, if it is the whole and the very file that was written."""
     try:
@@ -186,9 +196,7 @@ def _read(name: str, archive: Path, record: Path) -> Part | None:
                 return None
     except (OSError, ValueError, KeyError):
         return None
-    return Part(
-        name, archive, written["size"], tuple(written["modules"]), tuple(written["removes"]), written["facts"]
-    )
+    return Part(name, archive, written["size"], tuple(written["modules"]), tuple(written["removes"]), written["facts"])
 
 
 @functools.cache

@@ -15,6 +15,7 @@ from typing import Literal
 from packaging.version import InvalidVersion, Version
 
 from build.errors import EnvironmentCannot
+from build.image.licences import lay_licences
 from build.image.parts import inside
 from build.inspection import Inspection
 from build.locks import fetched_wheels
@@ -57,9 +58,7 @@ class ToolchainChoice:
 
 def choose_toolchain(plan: TargetPlan, inspection: Inspection, lock_version: str | None) -> ToolchainChoice:
     """Decide from the plan and the base's facts; `lock_version` is the nvcc that the target's lock would bring."""
-    wanted = [
-        cell.component.title for cell in plan.cells if cell.component.toolchain and cell.status != "unsupported"
-    ]
+    wanted = [cell.component.title for cell in plan.cells if cell.component.toolchain and cell.status != "unsupported"]
     names = " and ".join(wanted)
     if not wanted:
         return ToolchainChoice("none", "no component of this image compiles at run time")
@@ -94,8 +93,9 @@ def lay_toolchain(tree: Path, wheels: Path, prefix: PurePosixPath, runtime_libra
     Raises EnvironmentCannot if what is laid out is no compiler.
     """
     home = inside(tree, prefix)
-    for wheel in fetched_wheels(wheels).values():
+    for name, wheel in fetched_wheels(wheels).items():
         _unpack(wheel, home)
+        lay_licences(tree, name, wheel)
     missing = [name for name in ("bin/nvcc", "bin/ptxas", "nvvm/bin/cicc", "include/cuda_runtime.h", "include/cccl")
                if not (home / name).exists()]  # fmt: skip
     if missing:
