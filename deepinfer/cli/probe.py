@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 from pathlib import Path
 
+from deepinfer.errors import UsageError
 from deepinfer.probe import Report, as_text, run_probe
 
 HELP = "check that Triton compiles right code for Hopper (sm_90a), and runs it where a Hopper GPU is"
 
-_PASSED, _USAGE, _FAILED = 0, 1, 5
+_PASSED, _FAILED = 0, 5
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,12 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Probe this Python's Triton, or each folder of --triton. 0: all that could be done passed; 5: not; 1: usage."""
+    """Probe this Python's Triton, or each folder of --triton. 0: all that could be done passed; 5: not."""
     folders = [folder for given in args.triton for folder in given.split(",") if folder]
-    problem = _usage_problem(folders, args)
-    if problem:
-        print(problem, file=sys.stderr)
-        return _USAGE
+    _check_usage(folders, args)
     reports: list[Report] = []
     for folder in folders or [""]:
         reports.append(run_probe(folder, compile_only=args.compile_only, timeout=args.timeout))
@@ -48,15 +47,16 @@ def run(args: argparse.Namespace) -> int:
     return _PASSED if passed else _FAILED
 
 
-def _usage_problem(folders: list[str], args: argparse.Namespace) -> str:
+def _check_usage(folders: list[str], args: argparse.Namespace) -> None:
     if args.triton and not folders:
-        return "error: --triton needs a folder\n  next step: deepinfer probe --triton DIR"
-    if not args.timeout > 0:
-        return f"error: --timeout {args.timeout:g} is not a time\n  next step: give seconds, for example --timeout 300"
+        raise UsageError("--triton needs a folder", next_step="deepinfer probe --triton DIR")
+    if not 0 < args.timeout <= 86400:
+        raise UsageError(
+            f"--timeout {args.timeout:g} is not a time", next_step="give seconds, for example --timeout 300"
+        )
     for folder in folders:
         if not Path(folder, "triton", "__init__.py").is_file():
-            return (
-                f"error: {folder} holds no Triton (there is no file triton/__init__.py in it)\n"
-                f"  next step: pip install --no-deps --target {folder} triton==3.7.1"
+            raise UsageError(
+                f"{folder} holds no Triton (there is no file triton/__init__.py in it)",
+                next_step=f"pip install --no-deps --target {shlex.quote(folder)} triton==3.7.1",
             )
-    return ""

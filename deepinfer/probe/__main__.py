@@ -1,11 +1,8 @@
-"""`python -m deepinfer.probe`: the same as `deepinfer probe`."""
+"""`python -m deepinfer.probe`: the same as `deepinfer probe`, for environments without the command."""
 
-import argparse
 import sys
 
-from deepinfer.cli import probe
+from deepinfer.cli import main
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(prog="python -m deepinfer.probe", description=probe.HELP)
-    probe.add_arguments(parser)
-    sys.exit(probe.run(parser.parse_args()))
+    sys.exit(main(["probe", *sys.argv[1:]]))

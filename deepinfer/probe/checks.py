@@ -132,7 +132,7 @@ def e4m3_code(value: float) -> int:
     """The e4m3 byte nearest to `value`, a tie to the even byte, values past ±448 to ±448."""
     if math.isnan(value):
         raise ValueError("NaN has no nearest e4m3 value")
-    magnitude = abs(value)
+    magnitude = min(abs(value), 448.0)
     best = min(range(0x7F), key=lambda code: (abs(e4m3_value(code) - magnitude), code & 1))
     return best | (0x80 if math.copysign(1.0, value) < 0 else 0)
 

@@ -196,6 +196,8 @@ def compile(source, target):
         (["--triton", "/nonexistent"], "holds no Triton"),
         (["--triton", ","], "--triton needs a folder"),
         (["--timeout", "0"], "is not a time"),
+        (["--timeout", "nan"], "is not a time"),
+        (["--timeout", "soon"], "invalid float value"),
     ],
 )
 def test_usage_errors_say_the_next_step(arguments: list[str], words: str) -> None:
