@@ -111,8 +111,8 @@ def _target(names: Sequence[str], labels: dict[str, str]) -> str:
     return labels.get(f"{LABEL}.image", "")
 
 
-def clean_images(engine: Engine, pattern: str, *, keep: Collection[str] = ()) -> int:
-    """Remove containers and images of the targets that `pattern` names; returns the bytes that the images had.
+def clean_images(engine: Engine, pattern: str, *, keep: Collection[str] = ()) -> list[OurImage]:
+    """Remove containers and images of the targets that `pattern` names; returns the images that went.
 
     What somebody else's container or image still uses stays, and is named; so do the images with the ids of `keep`.
     """
@@ -122,8 +122,8 @@ def clean_images(engine: Engine, pattern: str, *, keep: Collection[str] = ()) ->
     if not meant:
         known = sorted({image.target for image in our_images(engine) if image.target})
         _say(f"no image of ours matches {pattern!r}" + (f"; there are: {', '.join(known)}" if known else ""))
-        return 0
-    freed = 0
+        return []
+    gone: list[OurImage] = []
     refused: dict[str, str] = {}
     progress = True
     while meant and progress:  # an image can go only after those that were made from it
@@ -132,13 +132,13 @@ def clean_images(engine: Engine, pattern: str, *, keep: Collection[str] = ()) ->
             problem = _remove_image(engine, image)
             refused[image.id] = problem
             if not problem:
-                _say(f"removed {', '.join(image.names) or image.id[:19]} ({_gb(image.size)})")
-                freed += image.size
+                _say(f"removed {', '.join(image.names) or image.id[:19]} ({_gb(image.size)} with what others share)")
+                gone.append(image)
                 meant.remove(image)
                 progress = True
     for image in meant:
         _say(f"kept {', '.join(image.names) or image.id[:19]}: {refused[image.id]}")
-    return freed
+    return gone
 
 
 def _remove_image(engine: Engine, image: OurImage) -> str:

@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 from build import cache
 from build.call import show
@@ -29,7 +30,7 @@ from build.setup import docker_engine
 
 IMAGES = ("cpu", "flagtree")
 NEEDED_GB = {"cpu": 10.0}
-"""Free space that an image with its replica, its builder and BuildKit's copies takes; DEFAULT_GB where none is named."""
+"""Room for an image with its replica, its builder and BuildKit's copies; DEFAULT_GB where none is named."""
 DEFAULT_GB = 22.0
 NO_TESTS_COLLECTED = 5
 """pytest's status when its selection is empty."""
@@ -97,8 +98,8 @@ def run(arguments: str | Sequence[str] = (), *, keep: bool = False, plan: Sequen
             if not _run_group(image, list(group), results, keep=keep):
                 break
     finally:
-        done = {result.stage for result in results}
-        print(as_table([*results, *(Result(stage) for stage in todo if stage not in done)]), file=sys.stderr, flush=True)
+        rest = [Result(stage) for stage in todo[len(results) :]]
+        print(as_table([*results, *rest]), file=sys.stderr, flush=True)
     return next((result.status for result in results if result.status), 0)
 
 
@@ -182,10 +183,9 @@ def _freed(engine: Engine, image: str, *, keep: bool) -> Iterator[None]:
         yield
     finally:
         if not keep:
-            patterns = f"{image},deepinfer-test:*,os-*"
-            freed = clean_images(engine, patterns, keep=images)
-            freed += prune_records(engine, build_records(engine) - records)
-            print(f"freed {freed / 1e9:.1f} GB in Docker", file=sys.stderr, flush=True)
+            clean_images(engine, f"{image},deepinfer-test:*,os-*", keep=images)
+            pruned = prune_records(engine, build_records(engine) - records)
+            print(f"pruned {pruned / 1e9:.1f} GB of BuildKit's cache", file=sys.stderr, flush=True)
 
 
 def build_records(engine: Engine) -> set[str]:
@@ -198,7 +198,8 @@ def prune_records(engine: Engine, ids: set[str]) -> int:
     if not ids:
         return 0
     expression = '"^(' + "|".join(sorted(ids)) + ')$"'
-    answer = engine.client.api.prune_builds(filters={"id": [expression]}, all=True)
+    api: Any = engine.client.api  # the package's types do not know the filter
+    answer = api.prune_builds(filters={"id": [expression]}, all=True)
     return int(answer.get("SpaceReclaimed") or 0)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path
 
 from build.errors import UsageError
@@ -47,10 +46,9 @@ class Request:
         """The locked sets that the request needs in `.venv`, in install order; "engine" is DeepInfer itself."""
         if self.verb == "--" or (self.verb == "test" and not self.asks_help):
             return ("build", "test", "engine")
-        uses_torch = self.verb in ("build", "check", "inspect") and not self.asks_help
-        if uses_torch and any(fnmatchcase("host", part) for part in _parts(self.image_pattern)):
-            return ("build", "test")
-        return ("build",)
+        # A glob means images: the host is worked on only where it is named, and then with the torch of `.venv`.
+        uses_torch = self.verb in TARGET_VERBS and not self.asks_help and "host" in _parts(self.image_pattern)
+        return ("build", "test") if uses_torch else ("build",)
 
     @property
     def needs_docker(self) -> bool:
