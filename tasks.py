@@ -102,7 +102,9 @@ def inspect(c: Context, image: str = "*", base: str = "auto", json: bool = False
         "json": JSON,
     }
 )
-def check(c: Context, image: str = "*", gpus: str = "0", offline: str = "", prefix: str = "", json: bool = False) -> None:
+def check(
+    c: Context, image: str = "*", gpus: str = "0", offline: str = "", prefix: str = "", json: bool = False
+) -> None:
     """Run the gates on finished images, and with --gpus N the GPU stage.
 
     Example: ./run check --image host --gpus 2

@@ -34,7 +34,7 @@ def told_plainly() -> Iterator[None]:
         _debug()
         name = f" ({problem.filename})" if problem.filename else ""
         print(
-            f"error: {problem.strerror or problem}{name}\n  next step: run `./run doctor`; free disk space if it is full",
+            f"error: {problem.strerror or problem}{name}\n  next step: `./run doctor` says what this machine lacks",
             file=sys.stderr,
         )
         raise Exit(code=BuildError.exit_code) from None

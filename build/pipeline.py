@@ -3,98 +3,32 @@
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Literal
 
-from build import cache
-from build.bases.inspect import check_base, inspect_base
+from build import cache, known
+from build.bases import replica
+from build.bases.inspect import check_base, differences, inspect_base
 from build.bases.resolve import Base, resolve_base
 from build.containers import Engine
+from build.errors import EnvironmentCannot
 from build.gates.run import GateResult, run_gates
-from build.image.assemble import Built, assemble, image_is_current, promote
+from build.gpu.container import container_launch, tritons_for
+from build.gpu.stage import StageResult, run_stage
+from build.host import target as host
+from build.image.assemble import assemble, image_is_current, promote
+from build.image.names import moving_tag
 from build.inspection import Inspection
 from build.manifest import write_manifest
 from build.matrix.model import Matrix, Target
-from build.matrix.select import select
-from build.plan import TargetPlan, make_plan
-from build.sources import collect_sources
-from build.wheels.compile import CellResult, compile_cells
-from build.wheels.wheelhouse import Wheelhouse
-
-Status = Literal["built", "unchanged", "components only", "component failed", "gate failed"]
+from build.outcome import BuildOptions, Outcome, Stopwatch, plan_target
+from build.plan import BaseKind, TargetPlan
+from build.wheels.compile import compile_cells
 
 
-@dataclass(frozen=True)
-class BuildOptions:
-    """What the command line of `build` says."""
-
-    components: str = "*"
-    base: str = "auto"
-    accept_base: bool = False
-    keep_going: bool = False
-    jobs: int | None = None
-    offline: Path | None = None
-    replace_nccl: bool = False
-    prefix: Path | None = None
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How the build of one target ended; `times` holds seconds by step."""
-
-    target: str
-    status: Status
-    where: str = ""
-    cells: tuple[CellResult, ...] = ()
-    gates: tuple[GateResult, ...] = ()
-    sizes: Mapping[str, int] = field(default_factory=dict)
-    times: Mapping[str, float] = field(default_factory=dict)
-    manifest: Path | None = None
-
-    @property
-    def exit_code(self) -> int:
-        """0, or 6 where a component failed, or 5 where a gate did."""
-        return {"component failed": 6, "gate failed": 5}.get(self.status, 0)
-
-
-class Stopwatch:
-    """Seconds by step, and a line on stderr as each step starts."""
-
-    def __init__(self) -> None:
-        self.times: dict[str, float] = {}
-
-    @contextmanager
-    def step(self, name: str, text: str) -> Iterator[None]:
-        """Time a step and say on stderr that it starts."""
-        print(f"== {text}", file=sys.stderr, flush=True)
-        start = time.monotonic()
-        try:
-            yield
-        finally:
-            self.times[name] = round(time.monotonic() - start, 2)
-
-
-def plan_target(
-    matrix: Matrix, target: Target, components: str, base_kind: Literal["vendor", "replica", "host"],
-    inspection: Inspection | None, *, replace_nccl: bool = True,
-) -> TargetPlan:
-    """The plan of one target from what is known; reads sources and the wheelhouse, changes nothing."""
-    sources = collect_sources(matrix, target, cache.REPOSITORY)
-    house = Wheelhouse(cache.root() / "wheelhouse")
-    return make_plan(
-        matrix,
-        target,
-        select(target.components, components, "component"),
-        inspection=inspection,
-        base_kind=base_kind,
-        sources=sources,
-        cached=lambda key: house.find(key) is not None,
-        replace_nccl=replace_nccl,
-    )
+def build_target(matrix: Matrix, target: Target, options: BuildOptions) -> Outcome:
+    """Build one target, an image or the host."""
+    if target.kind == "host":
+        return host.build(matrix, target, options)
+    return build_image(Engine.connect(), matrix, target, options)
 
 
 def build_image(engine: Engine, matrix: Matrix, target: Target, options: BuildOptions) -> Outcome:
@@ -105,48 +39,113 @@ def build_image(engine: Engine, matrix: Matrix, target: Target, options: BuildOp
         with watch.step("base", f"{target.name}: base"):
             base = resolve_base(engine, target, options.base)
             inspection = inspect_base(engine, base.reference)
+            known.remember(target.name, base.kind, inspection)
             check_base(target, base.kind, inspection, accept=options.accept_base)
         plan = plan_target(matrix, target, options.components, base.kind, inspection)
         if plan.complete and image_is_current(engine, plan):
-            return Outcome(target.name, "unchanged", f"deepinfer:{target.name}", times=watch.times)
-        return _make(engine, matrix, target, options, base, inspection, plan, watch)
+            return Outcome(target.name, "unchanged", moving_tag(target.name), times=watch.times)
+        return _make(engine, matrix, options, base, inspection, plan, watch)
 
 
 def _make(
-    engine: Engine, matrix: Matrix, target: Target, options: BuildOptions, base: Base, inspection: Inspection,
-    plan: TargetPlan, watch: Stopwatch,
+    engine: Engine,
+    matrix: Matrix,
+    options: BuildOptions,
+    base: Base,
+    inspection: Inspection,
+    plan: TargetPlan,
+    watch: Stopwatch,
 ) -> Outcome:
-    with watch.step("compile", f"{target.name}: components"):
+    name = plan.target.name
+    with watch.step("compile", f"{name}: components"):
         cells = compile_cells(
             engine, plan, inspection=inspection, base_reference=base.reference, matrix=matrix,
             keep_going=options.keep_going, jobs=options.jobs,
-        )
+        )  # fmt: skip
     if any(cell.status == "failed" for cell in cells):
-        return Outcome(target.name, "component failed", cells=tuple(cells), times=watch.times)
+        return Outcome(name, "component failed", cells=tuple(cells), times=watch.times)
     if not plan.complete:
-        return Outcome(target.name, "components only", str(cache.root() / "wheelhouse"), tuple(cells), times=watch.times)
-    with watch.step("assemble", f"{target.name}: image"):
+        return Outcome(name, "components only", str(cache.root() / "wheelhouse"), tuple(cells), times=watch.times)
+    with watch.step("assemble", f"{name}: image"):
         built = assemble(engine, plan, base=base, inspection=inspection, results=cells, matrix=matrix)
-    with watch.step("gates", f"{target.name}: gates"):
+    with watch.step("gates", f"{name}: gates"):
         gates = run_gates(engine, built.image_id, plan, inspection)
-    manifest = write_manifest(plan, inspection, base=base, built=built, cells=cells, gates=gates, times=watch.times)
-    return _judged(engine, target, built, cells, gates, watch, manifest)
-
-
-def _judged(
-    engine: Engine, target: Target, built: Built, cells: Sequence[CellResult], gates: Sequence[GateResult],
-    watch: Stopwatch, manifest: Path,
-) -> Outcome:
+    manifest = write_manifest(plan, inspection, base=base, built=built, results=cells, gates=gates, times=watch.times)
     passed = all(gate.ok for gate in gates)
     if passed:
         promote(engine, built)
     return Outcome(
-        target.name,
-        "built" if passed else "gate failed",
-        f"deepinfer:{target.name}" if passed else built.tags[0],
-        tuple(cells),
-        tuple(gates),
-        built.sizes,
-        watch.times,
-        manifest,
-    )
+        name, "built" if passed else "gate failed", moving_tag(name) if passed else built.tags[0], tuple(cells),
+        tuple(gates), built.sizes, watch.times, manifest,
+    )  # fmt: skip
+
+
+def known_base(target: Target, mode: str) -> tuple[BaseKind, Inspection | None]:
+    """What is known of a base without touching Docker: the last inspection of the base that a build would use."""
+    if target.kind == "host":
+        return "host", None
+    kinds: list[BaseKind] = []
+    if target.vendor is not None and mode != "replica":
+        kinds.append("vendor")
+    if target.replica is not None and (mode != "vendor" or target.vendor is None):
+        kinds.append("replica")
+    for kind in kinds:
+        inspection = known.recall(target.name, kind)
+        if inspection is not None:
+            return kind, inspection
+    return kinds[-1], None
+
+
+def inspect_target(target: Target, mode: str) -> tuple[BaseKind, Inspection]:
+    """Look into the base of an image (made or pulled if it must be), or at this machine."""
+    if target.kind == "host":
+        return "host", host.inspect_this_machine()
+    engine = Engine.connect()
+    base = resolve_base(engine, target, mode)
+    return base.kind, inspect_base(engine, base.reference)
+
+
+def facts_table(target: Target, kind: BaseKind, inspection: Inspection) -> str:
+    """The facts of a base beside what matrix.yaml expects, problems below."""
+    wrong = {row.fact: row.expected for row in differences(target, kind, inspection)}
+    lines = [f"{target.name}, {kind}: {inspection.reference} ({inspection.os}, {inspection.machine})"]
+    for fact, found in inspection.facts().items():
+        expected = f"   expected {wrong[fact]}" if fact in wrong else ""
+        lines.append(f"  {fact:<18} {found or '-'}{expected}")
+    for label, value in (("python at", inspection.executable), ("packages in", inspection.site),
+                         ("NCCL loaded", inspection.nccl_loaded), ("CUDA tool kit", inspection.cuda_home),
+                         ("nvcc", inspection.nvcc)):  # fmt: skip
+        lines.append(f"  {label:<18} {value or '-'}")
+    lines += [f"  CUDA runtime       {library.path}" for library in inspection.cudart]
+    lines += [f"  problem: {problem}" for problem in inspection.problems]
+    return "\n".join(lines)
+
+
+def check_image(matrix: Matrix, target: Target, *, gpus: int) -> tuple[list[GateResult], list[StageResult]]:
+    """The gates on `deepinfer:<image>` as it is here, and with `gpus` > 0 the GPU stage in it.
+
+    Raises EnvironmentCannot when there is no such image, or its base is gone.
+    """
+    engine = Engine.connect()
+    image = engine.image_id(moving_tag(target.name))
+    if image is None:
+        raise EnvironmentCannot(
+            f"there is no image {moving_tag(target.name)} here", next_step=f"./run build --image {target.name}"
+        )
+    labels = engine.labels(image)
+    base = labels["org.opencontainers.image.base.name"]
+    inspection = inspect_base(engine, base)
+    kind: BaseKind = "replica" if base == replica.reference(target) else "vendor"
+    plan = plan_target(matrix, target, "*", kind, inspection)
+    if not image_is_current(engine, plan):
+        print(f"note: {moving_tag(target.name)} is not what a build would make now", file=sys.stderr)
+    gates = run_gates(engine, image, plan, inspection)
+    if gpus == 0:
+        return gates, []
+    unsupported = {cell.component.name: cell.reason for cell in plan.cells if cell.status == "unsupported"}
+    launch, tritons = container_launch(engine, image, inspection, tritons_for(inspection))
+    return gates, run_stage(launch, gpus, tritons, unsupported=unsupported, on_row=_show)
+
+
+def _show(row: StageResult) -> None:
+    print(f"{row.name}: {row.state} {row.reason or row.skipped}", file=sys.stderr, flush=True)

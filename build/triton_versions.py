@@ -14,6 +14,7 @@ from pathlib import Path
 from build import cache
 from build.call import CallFailed, call
 from build.errors import EnvironmentCannot, MatrixError, UsageError
+from build.pip import PLATFORMS
 
 LOCK = cache.REPOSITORY / "locks" / "triton.lock"
 THIS_PYTHON = f"cp{sys.version_info.major}{sys.version_info.minor}"
@@ -40,8 +41,8 @@ def versions(lock: Path = LOCK, python_tag: str = THIS_PYTHON) -> list[str]:
     return [version for version, tag in read_lock(lock) if tag == python_tag]
 
 
-def triton_dir(version: str, *, lock: Path = LOCK) -> Path:
-    """The folder that holds Triton `version` for this Python: from the cache, else fetched into it.
+def triton_dir(version: str, *, lock: Path = LOCK, python_tag: str = THIS_PYTHON) -> Path:
+    """The folder that holds Triton `version` for a Python: from the cache, else fetched into it.
 
     Two callers at once: one fetches, the other waits. A killed fetch leaves no folder that looks whole.
 
@@ -49,23 +50,23 @@ def triton_dir(version: str, *, lock: Path = LOCK) -> Path:
         UsageError: the lock does not pin this version for this Python.
         EnvironmentCannot: it could not be fetched, or the wheel's hash is another one.
     """
-    target = cache.folder("triton") / version / THIS_PYTHON
+    target = cache.folder("triton") / version / python_tag
     if (target / "triton" / "__init__.py").is_file():
         return target
-    digest = read_lock(lock).get((version, THIS_PYTHON))
+    digest = read_lock(lock).get((version, python_tag))
     if digest is None:
         raise UsageError(
-            f"no Triton {version} is pinned for Python {THIS_PYTHON}",
-            cause=f"{lock.name} has {', '.join(versions(lock)) or 'none'} for this Python",
+            f"no Triton {version} is pinned for Python {python_tag}",
+            cause=f"{lock.name} has {', '.join(versions(lock, python_tag)) or 'none'} for this Python",
             next_step=f"use one of those, or add the wheel's sha256 to {lock}",
         )
-    with cache.locked(f"triton-{version}-{THIS_PYTHON}", waiting_for=f"download of Triton {version}"):
+    with cache.locked(f"triton-{version}-{python_tag}", waiting_for=f"download of Triton {version}"):
         if not (target / "triton" / "__init__.py").is_file():
-            _fetch(version, digest, target)
+            _fetch(version, digest, target, python_tag)
     return target
 
 
-def _fetch(version: str, digest: str, target: Path) -> None:
+def _fetch(version: str, digest: str, target: Path, python_tag: str) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     part = Path(tempfile.mkdtemp(prefix=f".part-{target.name}-", dir=target.parent))
     try:
@@ -82,6 +83,8 @@ def _fetch(version: str, digest: str, target: Path) -> None:
             "--only-binary=:all:",
             "--require-hashes",
         ]
+        pip += ["--python-version", python_tag.removeprefix("cp"), "--implementation", "cp"]
+        pip += [word for name in PLATFORMS for word in ("--platform", name)]
         try:
             call(*pip, "--no-compile", "--target", site, "-r", requirement)
         except CallFailed as failed:

@@ -1,0 +1,142 @@
+"""What a build is asked for and how it ended: shared by images and the host."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from build import cache
+from build.gates.result import GateResult, as_text
+from build.inspection import Inspection
+from build.matrix.model import Matrix, Target
+from build.matrix.select import select
+from build.plan import BaseKind, TargetPlan, make_plan
+from build.sources import collect_sources
+from build.wheels.results import CellResult
+from build.wheels.wheelhouse import Wheelhouse
+
+Status = Literal["built", "unchanged", "components only", "component failed", "gate failed", "not possible"]
+
+
+@dataclass(frozen=True)
+class BuildOptions:
+    """What the command line of `build` says; see tasks.py for the meaning of each."""
+
+    components: str = "*"
+    base: str = "auto"
+    accept_base: bool = False
+    keep_going: bool = False
+    jobs: int | None = None
+    offline: Path | None = None
+    replace_nccl: bool = False
+    prefix: Path | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How the build of one target ended.
+
+    where: the image's name, the prefix, or why it was not possible.
+    sizes: bytes that the image adds to its base, by part.  times: seconds by step.  failed_with: the exit code of an
+    error that ended it before anything could be judged.
+    """
+
+    target: str
+    status: Status
+    where: str = ""
+    cells: tuple[CellResult, ...] = ()
+    gates: tuple[GateResult, ...] = ()
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    times: Mapping[str, float] = field(default_factory=dict)
+    manifest: Path | None = None
+    failed_with: int = 0
+
+    @property
+    def exit_code(self) -> int:
+        """0, or 6 where a component failed, or 5 where a gate did, or the code of the error."""
+        return self.failed_with or {"component failed": 6, "gate failed": 5}.get(self.status, 0)
+
+
+class Stopwatch:
+    """Seconds by step, and a line on stderr as each step starts."""
+
+    def __init__(self) -> None:
+        self.times: dict[str, float] = {}
+
+    @contextmanager
+    def step(self, name: str, text: str) -> Iterator[None]:
+        """Time a step and say on stderr that it starts."""
+        print(f"== {text}", file=sys.stderr, flush=True)
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            self.times[name] = round(time.monotonic() - start, 2)
+
+
+def plan_target(
+    matrix: Matrix,
+    target: Target,
+    components: str,
+    base_kind: BaseKind,
+    inspection: Inspection | None,
+    *,
+    replace_nccl: bool = True,
+) -> TargetPlan:
+    """The plan of one target from what is known; reads sources and the wheelhouse, changes nothing."""
+    house = Wheelhouse(cache.root() / "wheelhouse")
+    return make_plan(
+        matrix,
+        target,
+        select(target.components, components, "component"),
+        inspection=inspection,
+        base_kind=base_kind,
+        sources=collect_sources(matrix, target, cache.REPOSITORY),
+        cached=lambda key: house.find(key) is not None,
+        replace_nccl=replace_nccl,
+    )
+
+
+def describe(outcome: Outcome) -> str:
+    """A few lines on how a build ended: gates, sizes, times, and what to type next."""
+    lines = [as_text(outcome.gates)] if outcome.gates else []
+    if outcome.sizes:
+        parts = ", ".join(f"{name} {size / 1e6:.1f} MB" for name, size in outcome.sizes.items())
+        lines.append(f"  added to the base: {parts}")
+    if outcome.times:
+        lines.append("  " + ", ".join(f"{name} {seconds:.1f} s" for name, seconds in outcome.times.items()))
+    if outcome.manifest is not None:
+        lines.append(f"  manifest: {outcome.manifest}")
+    lines.append(f"{outcome.target}: {outcome.status}: {outcome.where}" + _next(outcome))
+    return "\n".join(lines)
+
+
+def _next(outcome: Outcome) -> str:
+    if outcome.status in ("built", "unchanged") and outcome.where.startswith("deepinfer:"):
+        return f"\n  docker run --rm {outcome.where} env"
+    if outcome.status == "built":
+        return f"\n  {outcome.where}/bin/deepinfer env"
+    if outcome.status == "gate failed":
+        return "\n  next step: read what the failed gates say; the image of the last good build keeps its name"
+    if outcome.status == "component failed":
+        return "see the logs named above; a rerun compiles only what is missing"
+    return ""
+
+
+def summary(outcomes: Sequence[Outcome]) -> str:
+    """A line a target and failed cell, for the end of a build of several."""
+    rows = []
+    for outcome in outcomes:
+        seconds = sum(outcome.times.values())
+        rows.append(f"{outcome.target:<12} {outcome.status:<17} {seconds:7.1f} s  {outcome.where}")
+        rows += [
+            f"{'':<12}   {result.cell.name}: {result.reason}" + (f" (log: {result.log})" if result.log else "")
+            for result in outcome.cells
+            if result.status == "failed"
+        ]
+    return "\n".join(rows)
