@@ -10,6 +10,7 @@ Otherwise the extension is compiled against the torch of the interpreter that ru
 
 from __future__ import annotations
 
+import contextlib
 import json
 import mmap
 import os
@@ -255,6 +256,8 @@ class CleanBuildPy(build_py):
 
 
 def main() -> None:
+    with contextlib.suppress(OSError):  # read-only sources: compiling elsewhere needs no folder here
+        (ROOT / ".setuptools").mkdir(exist_ok=True)  # setup.cfg's egg_base, which must exist
     commands: dict[str, type[setuptools.Command]] = {"build_py": CleanBuildPy}
     extensions = [setuptools.Extension(NAME, [str(CSRC / f"{source}.cpp") for source in SOURCES])]
     if os.environ.get("DEEPINFER_PREBUILT_C"):

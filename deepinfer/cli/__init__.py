@@ -46,7 +46,7 @@ class Verb:
 
 
 VERBS = (
-    Verb("env", "deepinfer.cli.env", "show versions, GPUs, optional parts and variables in effect", reports_variables=True),
+    Verb("env", "deepinfer.cli.env", "show versions, GPUs, optional parts and variables", reports_variables=True),
     Verb("probe", "deepinfer.cli.probe", "check that Triton compiles right code for Hopper"),
 )
 

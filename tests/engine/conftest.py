@@ -87,7 +87,9 @@ def run_python(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]
     folder = tmp_path / "run"
     folder.mkdir()
 
-    def run(*arguments: str | Path, path: Sequence[Path] = (ROOT,), **variables: str) -> subprocess.CompletedProcess[str]:
+    def run(
+        *arguments: str | Path, path: Sequence[Path] = (ROOT,), **variables: str
+    ) -> subprocess.CompletedProcess[str]:
         environment = {**clean, "PYTHONPATH": os.pathsep.join(map(str, path)), **variables}
         command = [sys.executable, *map(str, arguments)]
         return subprocess.run(
@@ -99,7 +101,7 @@ def run_python(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]
 
 @pytest.fixture
 def package(tmp_path: Path) -> Path:
-    """A copy of the package without its sources in C++, in a folder laid out as an image has it: HOME/site/deepinfer."""
+    """A copy of the package without its sources in C++, laid out as an image has it: HOME/site/deepinfer."""
     site = tmp_path / "home" / "site"
     ignored = shutil.ignore_patterns("__pycache__", "*.so", "csrc")
     shutil.copytree(PACKAGE, site / "deepinfer", ignore=ignored)

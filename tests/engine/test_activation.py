@@ -127,7 +127,7 @@ def test_a_home_that_is_not_there_is_a_notice(show: Show, tmp_path: Path) -> Non
     assert "is no folder" in seen["notices"][0]
 
 
-def test_the_tool_chain_of_home_is_used_where_there_is_no_other(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_tool_chain_of_home_is_used_failing_others(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "cuda").mkdir()
     monkeypatch.setattr(activation.platform, "infiniband_devices", lambda: ("mlx5_0",))
     for nvcc, expected in ((None, str(tmp_path / "cuda")), (Path("/usr/bin/nvcc"), None)):

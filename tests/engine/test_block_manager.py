@@ -268,4 +268,4 @@ def test_allocation_without_the_lock_corrupts_nothing(make: Callable[..., Any]) 
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert sorted(sum(taken, [])) == list(range(1, 1001))
+    assert sorted(block for mine in taken for block in mine) == list(range(1, 1001))

@@ -34,7 +34,7 @@ def test_the_gpu_is_what_torch_says() -> None:
 @pytest.mark.parametrize(
     ("text", "version"),
     [("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build  (root@x)\n", "580.65.06"),
-     ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.133.20  Sun\nGCC version:  gcc version 12.2.0\n", "570.133.20")],
+     ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.133.20  Sun\nGCC version:  12.2.0\n", "570.133.20")],
 )  # fmt: skip
 def test_the_drivers_own_file(tmp_path: Path, text: str, version: str) -> None:
     (tmp_path / "version").write_text(text)

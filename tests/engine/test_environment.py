@@ -1,0 +1,210 @@
+"""`deepinfer env`: every part in a process of its own, one report, the same facts as text and as JSON."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from deepinfer.environment import children, report, toolchain
+from deepinfer.environment.parts import PARTS
+
+ROOT = Path(__file__).resolve().parents[2]
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+ROW = {"name", "status", "version", "path", "reason", "details"}
+
+
+@pytest.fixture
+def plant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], Path]:
+    """Make an importable module of a name and source."""
+
+    def make(name: str, source: str) -> Path:
+        folder = tmp_path / "planted"
+        folder.mkdir(exist_ok=True)
+        (folder / f"{name}.py").write_text(source)
+        monkeypatch.setenv("PYTHONPATH", str(folder))
+        return folder
+
+    return make
+
+
+def test_the_report_as_json(run_python: Run, package_with_c: Path) -> None:
+    (package_with_c.parent / "image.json").write_text(
+        json.dumps({
+            "image": "cpu", "components": {
+                "deep_gemm": {"version": "2.8.2", "status": "unsupported", "reason": "this torch has no CUDA"},
+                "deep_ep": {"version": "2.5.0", "status": "built", "reason": ""},
+            },
+        })
+    )  # fmt: skip
+    done = run_python("-m", "deepinfer", "env", "--json", path=[package_with_c], DEEPINFER_CACHE="/x")
+    assert done.returncode == 0, done.stderr
+    seen = json.loads(done.stdout)
+    assert seen["schema"] == 1 and set(seen) == {
+        "schema", "deepinfer", "python", "parts", "infiniband", "cache", "variables", "image", "notices"}  # fmt: skip
+    assert [row["name"] for row in seen["parts"]] == list(PARTS) and all(set(row) == ROW for row in seen["parts"])
+    rows = {row["name"]: row for row in seen["parts"]}
+    assert rows["torch"]["version"] == torch.__version__
+    assert rows["torch"]["details"]["git_version"] == torch.version.git_version
+    assert rows["deepinfer._C"]["status"] == "present", rows["deepinfer._C"]
+    assert rows["deepinfer._C"]["path"].startswith(str(package_with_c))
+    assert rows["deepinfer._C"]["details"]["abi"]["torch"] == torch.__version__
+    assert seen["deepinfer"]["home"] == str(package_with_c.parent)
+    assert seen["image"]["image"] == "cpu"
+    if rows["deep_gemm"]["status"] == "absent":
+        assert rows["deep_gemm"]["reason"] == "left out of this image: this torch has no CUDA"
+    if rows["deep_ep"]["status"] == "absent":
+        assert rows["deep_ep"]["reason"] == "not installed"
+    assert "DEEPINFER_CACHE is not a variable of DeepInfer: did you mean DEEPINFER_CACHE_DIR?" in seen["notices"]
+    sources = {row["name"]: row["source"] for row in seen["variables"]}
+    assert sources["DEEPINFER_CACHE_DIR"] == "default" and sources["TRITON_CACHE_DIR"].startswith("deepinfer: ")
+
+
+def test_the_report_as_text(run_python: Run) -> None:
+    variables = {"DEEPINFER_DEBUG": "maybe", "DEEPINFER_CACHE_DIR": "/var/kernels", "EP_DISABLE_GIN": "1"}
+    done = run_python("-m", "deepinfer", "env", **variables)
+    assert done.returncode == 0, done.stderr
+    assert f"torch              present  {torch.__version__} " in done.stdout
+    assert "GIN off" in done.stdout
+    assert "= /var/kernels  (environment)" in done.stdout
+    assert "notice: DEEPINFER_DEBUG='maybe' is not allowed" in done.stdout
+    assert "Traceback" not in done.stderr
+
+
+def test_a_segmentation_fault_is_a_row(plant: Callable[[str, str], Path]) -> None:
+    plant("deep_gemm", "import sys, ctypes; print('about to fall', file=sys.stderr, flush=True); ctypes.string_at(0)")
+    row = children.examine("deep_gemm", 60)
+    assert (row["status"], set(row)) == ("crashed", ROW)
+    assert row["reason"] == "its process ended by SIGSEGV; it last said: about to fall"
+
+
+def test_a_hang_is_a_row_and_leaves_no_process(plant: Callable[[str, str], Path], tmp_path: Path) -> None:
+    source = "import pathlib, subprocess, time\nchild = subprocess.Popen(['sleep', '600'])\n"
+    plant("deep_ep", f"{source}pathlib.Path({str(tmp_path / 'pid')!r}).write_text(str(child.pid))\ntime.sleep(600)")
+    row = children.examine("deep_ep", 5)
+    assert (row["status"], row["reason"]) == ("timeout", "gave no answer within 5 s")
+    grandchild = Path("/proc") / (tmp_path / "pid").read_text() / "stat"
+    assert not grandchild.exists() or grandchild.read_text().split()[2] == "Z", "what it started must end with it"
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [("raise AssertionError('two NCCL files\\nand more')", "AssertionError: two NCCL files"),
+     ("import libnothing_of_the_name", "ModuleNotFoundError: No module named 'libnothing_of_the_name'"),
+     ("raise SystemExit(3)", "SystemExit: 3"), ("raise ValueError", "ValueError: no message")],
+)  # fmt: skip
+def test_an_import_that_raises_is_a_row(plant: Callable[[str, str], Path], source: str, reason: str) -> None:
+    plant("xgrammar", source)
+    row = children.examine("xgrammar", 60)
+    assert (row["status"], row["reason"]) == ("failed", reason)
+
+
+def test_a_process_that_ends_itself_is_a_row(plant: Callable[[str, str], Path]) -> None:
+    plant("xgrammar", "import os; os._exit(0)")
+    assert children.examine("xgrammar", 60)["reason"] == "its process ended without an answer"
+    plant("xgrammar", "import os; os._exit(7)")
+    assert children.examine("xgrammar", 60)["reason"] == "its process ended with exit code 7"
+
+
+def test_what_a_part_prints_is_not_its_answer(plant: Callable[[str, str], Path]) -> None:
+    folder = plant("xgrammar", "print('{\"status\": \"absent\"}'); __version__ = '9.9'")
+    row = children.examine("xgrammar", 60)
+    assert (row["status"], row["version"], row["path"]) == ("present", "9.9", str(folder))
+
+
+def _row(name: str, **facts: Any) -> dict[str, Any]:
+    return {"name": name, "status": "present", "version": "", "path": "", "reason": "", "details": {}, **facts}
+
+
+def _notices(driver: str, cuda: str | None, nvcc: str, available: bool = True) -> list[str]:
+    details = {"cuda": cuda, "cuda_available": available, "cudart": []}
+    torch_row = _row("torch", version="2.11.0", details=details)
+    return list(report._part_notices([_row("gpu", version=driver), torch_row, _row("toolchain", version=nvcc)]))
+
+
+def test_an_old_driver_is_told() -> None:
+    (notice,) = _notices("570.133.20", "13.0", "")
+    assert notice == "driver 570.133.20 is too old for torch (CUDA 13.0): it needs 580 or newer"
+    (notice,) = _notices("570.133.20", "12.8", "13.0")
+    assert "kernels compiled by nvcc" in notice
+    assert _notices("580.65.06", "13.0", "13.0") == []
+
+
+def test_a_gpu_that_torch_does_not_use_is_told() -> None:
+    (notice,) = _notices("580.65.06", None, "", available=False)
+    assert "torch 2.11.0 does not use (its CUDA: none)" in notice
+
+
+@pytest.mark.parametrize("text", ["{", "[1, 2]", "\0"])
+def test_a_bad_image_json_is_a_notice(tmp_path: Path, text: str) -> None:
+    (tmp_path / "image.json").write_text(text)
+    found, notices = report._image(tmp_path / "image.json")
+    assert found is None and len(notices) == 1 and str(tmp_path) in notices[0]
+
+
+def _program(path: Path, says: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\necho '{says}'\n")
+    path.chmod(0o755)
+    return path
+
+
+@pytest.fixture
+def compilers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A CUDA 13.0 in a folder, a g++ on the path, and nothing else."""
+    for variable in (*toolchain._NVCC, toolchain.envs.CUDA_PATH, toolchain.envs.NVCC_CCBIN):
+        monkeypatch.delenv(variable.name, raising=False)
+    _program(tmp_path / "cuda/bin/nvcc", "Cuda compilation tools, release 13.0, V13.0.48")
+    _program(tmp_path / "bin/g++", "g++ (Debian 14.2.0-19) 14.2.0")
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "cuda"))
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    return tmp_path
+
+
+def test_a_whole_tool_chain(compilers: Path) -> None:
+    found = toolchain.find()
+    assert (found.nvcc_version, found.host_compiler_version, found.problem) == ("13.0", "14.2.0", "")
+
+
+def test_tool_chains_that_cannot_compile(compilers: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _program(compilers / "cuda/bin/nvcc", "release 12.8, V12.8.93")
+    assert "is CUDA 12.8; DeepGEMM and DeepEP need 12.9" in toolchain.find().problem
+    _program(compilers / "cuda/bin/nvcc", "no such option")
+    assert "does not tell its version" in toolchain.find().problem
+    (compilers / "cuda/bin/nvcc").chmod(0o644)
+    assert "missing or cannot be run" in toolchain.find().problem
+    monkeypatch.setenv("CUDA_HOME", "/nowhere/cuda")
+    assert "/nowhere/cuda is no folder" in toolchain.find().problem
+    monkeypatch.delenv("CUDA_HOME")
+    monkeypatch.setattr(toolchain, "USUAL_CUDA", compilers / "gone")
+    assert toolchain.find().problem.startswith("no CUDA tool chain")
+
+
+def test_nvcc_needs_a_host_compiler(compilers: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (compilers / "bin/g++").unlink()
+    assert "needs a C++ compiler" in toolchain.find().problem
+    monkeypatch.setenv("NVCC_CCBIN", str(_program(compilers / "other/g++-13", "13.3.0")))
+    assert toolchain.find().host_compiler_version == "13.3.0"
+
+
+def test_nvcc_named_by_a_jit_variable(compilers: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    side = _program(compilers / "side/nvcc", "release 13.1, V13.1.1")
+    monkeypatch.setenv("DG_JIT_NVCC_COMPILER", str(side))
+    found = toolchain.find()
+    assert (found.nvcc, found.nvcc_version) == (str(side), "13.1")
+
+
+@pytest.mark.gpu
+def test_the_report_on_a_gpu(run_python: Run) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU")
+    seen = json.loads(run_python("-m", "deepinfer", "env", "--json").stdout)
+    rows = {row["name"]: row for row in seen["parts"]}
+    assert rows["gpu"]["details"]["devices"][0]["sm_count"] == torch.cuda.get_device_properties(0).multi_processor_count
+    nccl = rows["torch"]["details"]["nccl"]
+    assert len(nccl["files"]) == 1 and nccl["version"].startswith("2.")
