@@ -75,11 +75,13 @@ class Recipe:
 
 def make_recipe(component: Component, places: Places, *, jobs: int) -> Recipe:
     """The compile of an extension or wheel component. `jobs`: compiler processes at once."""
-    build = (places.python, "setup.py", "build", "--build-base", f"{places.work}/build")
+    setup = (places.python, "setup.py")
     if component.kind == "extension":
-        argv, product = (*build, "build_ext", "--build-lib", places.out), "**/*.so"
+        argv = (*setup, "build_ext", "--build-lib", places.out, "--build-temp", f"{places.work}/build")
+        product = "**/*.so"
     elif component.kind == "wheel":
-        argv, product = (*build, "bdist_wheel", "--dist-dir", places.out), "*.whl"
+        # No `build` before it: bdist_wheel would run build_ext a second time.
+        argv, product = (*setup, "bdist_wheel", "--dist-dir", places.out), "*.whl"
     else:
         raise MatrixError(f"component {component.name!r} is of kind {component.kind!r}, which is not compiled")
     return Recipe(argv, _environment(component, places, jobs), places.source, places.out, product, places.result)
