@@ -101,10 +101,10 @@ def _leave_out(name: str) -> bool:
     return _LEFT_OUT.fullmatch(name) is not None
 
 
-def mirrors() -> tuple[str, str | None]:
+def mirrors(apt: Path = Path("/etc/apt")) -> tuple[str, str | None]:
     """Debian's archive and its security archive as this machine's apt knows them; the public one on other systems."""
     urls = list[str]()
-    for path in [Path("/etc/apt/sources.list"), *sorted(Path("/etc/apt/sources.list.d").glob("*"))]:
+    for path in [apt / "sources.list", *sorted((apt / "sources.list.d").glob("*"))]:
         if path.suffix in (".list", ".sources") and path.is_file():
             lines = [line for line in path.read_text(errors="replace").splitlines() if re.match(r"deb\s|URIs:", line)]
             urls += re.findall(r"https?://[^\s\]]+", " ".join(lines))
