@@ -12,7 +12,7 @@ from typing import Any
 from build import cache
 from build.bases.resolve import Base
 from build.containers import Engine
-from build.errors import EnvironmentCannot
+from build.errors import BuildError, EnvironmentCannot
 from build.image.describe import describe
 from build.image.library_path import LibraryPath, examine
 from build.image.names import engine_version, immutable_tag
@@ -75,7 +75,7 @@ def collect_parts(
     tag = immutable_tag(version, plan, inspection)
     document = describe(
         plan, base=base, inspection=inspection, results=results, version=version, tag=tag,
-        package=package_digest(cache.REPOSITORY), toolchain=choice, runtime=runtime.facts, library_path=library_path,
+        package=maker.package, toolchain=choice, runtime=runtime.facts, library_path=library_path,
         nccl=nccl.facts,
     )  # fmt: skip
     return Collected(
@@ -106,6 +106,7 @@ class _Maker:
         self.plan = plan
         self.inspection = inspection
         self.results = results
+        self.package = plan.image_inputs.get("package") or package_digest(cache.REPOSITORY)
         self.folder = cache.folder(f"parts/{plan.target.name}")
         self.python = ".".join(inspection.python.split(".")[:2])
         self.cells = {cell.component.name: cell for cell in plan.cells if cell.status != "unsupported"}
@@ -167,6 +168,10 @@ class _Maker:
         inputs = [hashlib.sha256(document).hexdigest(), sha256(extension) if extension is not None else None]
 
         def make(tree: Path) -> Contents:
+            if package_digest(cache.REPOSITORY) != self.package:
+                raise BuildError(
+                    "the engine's sources changed while the image was being made", next_step="run the build again"
+                )
             with tempfile.TemporaryDirectory(prefix=".part-", dir=self.folder) as scratch:
                 wheel = pack_engine(cache.REPOSITORY, extension, self.inspection, Path(scratch))
                 return lay_engine(tree, wheel, document, self.inspection)
