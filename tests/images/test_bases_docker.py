@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import io
 import json
+import os
 import tarfile
 import threading
 import time
@@ -17,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from build.bases import disk, registry, rootfs
+from build.bases.context import build_context
 from build.bases.replica import KEY_LABEL, make_replica
 from build.bases.resolve import resolve_base
 from build.containers import Engine
@@ -258,6 +260,23 @@ def test_a_disk_that_is_too_small_is_told_with_figures(engine: Engine) -> None:
     with pytest.raises(EnvironmentCannot, match=r"needs 1000000\.0 GB; the engine's disk has \d+\.\d GB free"):
         disk.need(engine, 1e6, "a test")
     disk.need(engine, 0, "nothing")
+
+
+def test_a_build_context_leaves_no_copy_with_the_engine(engine: Engine, tmp_path: Path) -> None:
+    layers = Path(engine.client.info()["DockerRootDir"]) / "overlay2"
+    if not os.access(layers, os.R_OK):
+        pytest.skip("only root can see what BuildKit keeps")
+    marker = f"marker-{os.getpid()}"
+    (tmp_path / "Dockerfile").write_text("FROM scratch\nCOPY . /kept/\n")
+    with build_context(engine, "tests") as context:
+        (context / marker).write_bytes(os.urandom(1000))
+        engine.build(context, tag="deepinfer-test:context", dockerfile=tmp_path / "Dockerfile", log=tmp_path / "log")
+        assert list(layers.glob(f"*/diff/{marker}")), "BuildKit keeps what it was sent"
+    assert not context.exists()
+    assert not list(layers.glob(f"*/diff/{marker}"))
+    assert list(layers.glob(f"*/diff/kept/{marker}")), "what was built from it stays"
+    engine.client.images.remove("deepinfer-test:context")
+    assert engine.image_id("deepinfer-base:nothing") is None
 
 
 def test_a_root_file_system_from_a_registry_leaves_the_container_out(
