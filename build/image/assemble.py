@@ -86,8 +86,8 @@ def assemble(
         for note in collected.warnings:
             print(f"note: {note}", file=sys.stderr, flush=True)
         image_id = _existing(engine, collected, base) or _build(engine, plan, base, inspection, collected)
-        sizes = measure_sizes(engine, image_id, base.reference)
-        _check_size(plan.target.name, sizes)
+        sizes = measure_sizes(engine, image_id, base.image_id)
+        check_size(plan.target.name, sizes)
         document = json.loads(collected.document)
         tags = (collected.tag, moving_tag(plan.target.name))
         return Built(image_id, tags, sizes, engine.labels(image_id), document["declared"], document)
@@ -148,7 +148,7 @@ def _build(engine: Engine, plan: TargetPlan, base: Base, inspection: Inspection,
         plan, base, version=collected.version, document_digest=_digest(collected.document),
         repository=cache.REPOSITORY, facts=facts,
     )  # fmt: skip
-    _check_space(engine, collected.parts)
+    check_space(collected.parts, engine_folder(engine))
     previous = engine.image_id(collected.tag)
     with context(
         plan.target.name, collected.parts, python=inspection.executable, environment=collected.environment,
@@ -160,7 +160,7 @@ def _build(engine: Engine, plan: TargetPlan, base: Base, inspection: Inspection,
                 labels={name: value for name, value in labels.items() if value}, log=log,
             )  # fmt: skip
         except CallFailed as failed:
-            raise _explain(engine, plan, failed, log) from failed
+            raise explain_failure(plan.target.name, failed, log, engine_folder(engine)) from failed
     _check_base(engine, built, base)
     if previous is not None and previous != built:
         _forget(engine, previous)
@@ -186,7 +186,8 @@ def _check_base(engine: Engine, built: str, base: Base) -> None:
         )
 
 
-def _check_size(image: str, sizes: Mapping[str, int]) -> None:
+def check_size(image: str, sizes: Mapping[str, int]) -> None:
+    """Raise GateFailed when ours adds more to the base than is allowed."""
     if sizes["ours"] > OURS_LIMIT:
         raise GateFailed(
             f"{image}: ours adds {sizes['ours'] / 1e6:.1f} MB to the base; {OURS_LIMIT / 1e6:.0f} MB are allowed",
@@ -195,31 +196,39 @@ def _check_size(image: str, sizes: Mapping[str, int]) -> None:
         )
 
 
-def _check_space(engine: Engine, parts: Sequence[Part]) -> None:
-    """Parts that the engine has not seen take their size twice there: once as they arrive, once as a layer."""
-    need = 2 * sum(part.size for part in parts if part.fresh)
+def engine_folder(engine: Engine) -> Path | None:
+    """Where the engine keeps its layers, None where that is on another machine."""
     where = Path(str(engine.client.info().get("DockerRootDir", "")))
-    if os.environ.get("DOCKER_HOST") or not where.is_dir():
-        return  # an engine elsewhere says by itself when its disk is full
-    usage = shutil.disk_usage(where)
-    if usage.free < need:
+    return None if os.environ.get("DOCKER_HOST") or not where.is_dir() else where
+
+
+def check_space(parts: Sequence[Part], where: Path | None) -> None:
+    """Raise EnvironmentCannot when `where` is too full for parts that the engine has not seen.
+
+    They take their size twice there: once as they arrive, once as a layer. An engine elsewhere (None) says by itself
+    when its disk is full.
+    """
+    need = 2 * sum(part.size for part in parts if part.fresh)
+    if where is None:
+        return
+    free = shutil.disk_usage(where).free
+    if free < need:
         raise EnvironmentCannot(
-            f"the Docker engine has {usage.free / 1e9:.1f} GB free under {where}, and {need / 1e9:.1f} GB are needed",
+            f"the Docker engine has {free / 1e9:.1f} GB free under {where}, and {need / 1e9:.1f} GB are needed",
             next_step="free space: `./run clean` tells what this project holds, `docker system df` what Docker does",
         )
 
 
-def _explain(engine: Engine, plan: TargetPlan, failed: CallFailed, log: Path) -> BuildError:
+def explain_failure(image: str, failed: CallFailed, log: Path, where: Path | None) -> BuildError:
     """Say what stopped the engine, from the last words of its log."""
-    said = re.findall(r"(?m)^#\d+ [\d.]+ error: (.+)$", failed.output)
-    what = f"{plan.target.name}: the image could not be made"
+    what = f"{image}: the image could not be made"
     if re.search(r"(?i)no space left on device", failed.output):
-        where = str(engine.client.info().get("DockerRootDir", "the engine's folder"))
-        free = f", {shutil.disk_usage(where).free / 1e6:.0f} MB free" if Path(where).is_dir() else ""
+        free = f" ({where}: {shutil.disk_usage(where).free / 1e6:.0f} MB free)" if where is not None else ""
         return EnvironmentCannot(
-            f"{what}: no space is left in the Docker engine ({where}{free})",
+            f"{what}: no space is left in the Docker engine{free}",
             next_step="free space: `./run clean` tells what this project holds, `docker system df` what Docker does",
             log=log,
         )
-    last = (failed.tail.splitlines() or [""])[-1]
+    said = re.findall(r"(?m)^#\d+ [\d.]+ error: (.+)$", failed.output)
+    last = (failed.tail.splitlines() or ["the engine said nothing"])[-1]
     return EnvironmentCannot(what, cause=said[-1] if said else last, next_step="read the log", log=log)

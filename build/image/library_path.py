@@ -193,7 +193,7 @@ def examine(engine: Engine, reference: str, inspection: Inspection) -> LibraryPa
     if not libraries:
         return LibraryPath()
     argv = [inspection.executable, "-I", "-c", QUESTIONS, *(library.path for library in libraries)]
-    done = engine.run(reference, argv, user="0", env={"LC_ALL": "C"}, owner="library path")
+    done = engine.run(reference, argv, user="0", env={"LC_ALL": "C"}, owner=f"{reference}/library path")
     if done.returncode != 0:
         raise EnvironmentCannot(
             f"{reference} could not be asked for its CUDA runtimes: {done.stderr.strip()[-300:]}",
