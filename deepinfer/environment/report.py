@@ -40,7 +40,7 @@ def collect(timeout_s: float = DEFAULT_TIMEOUT_S) -> dict[str, Any]:
     """Examine everything; see the module's text for what comes back. Each part gets `timeout_s` seconds."""
     active = activation.activate()
     image, image_problem = _image(active.home / "image.json")
-    parts = [_explain(row, image) for row in examine_all(timeout_s)]
+    parts = _without_toolchain([_explain(row, image) for row in examine_all(timeout_s)])
     report = {
         "schema": SCHEMA,
         "deepinfer": {
@@ -76,11 +76,27 @@ def _image(path: Path) -> tuple[dict[str, Any] | None, list[str]]:
 
 def _explain(row: dict[str, Any], image: dict[str, Any] | None) -> dict[str, Any]:
     """An absent part takes the reason that the image's build recorded for leaving it out, if it did."""
-    components = (image or {}).get("components")
-    built = components.get(row["name"].removeprefix("deepinfer.")) if isinstance(components, dict) else None
-    if row["status"] == "absent" and isinstance(built, dict) and built.get("reason"):
+    recorded = dict(image or {})
+    if row["name"] != "toolchain":
+        recorded = _object(recorded.get("components"))
+    built = _object(recorded.get(row["name"].removeprefix("deepinfer.")))
+    if row["status"] == "absent" and built.get("status") != "installed" and built.get("reason"):
         row = {**row, "reason": f"left out of this image: {built['reason']}"}
     return row
+
+
+def _object(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _without_toolchain(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """DeepGEMM and DeepEP compile their kernels when they are called: without a compiler they are as good as absent."""
+    (toolchain,) = (row for row in rows if row["name"] == "toolchain")
+    if toolchain["status"] == "present":
+        return rows
+    absent = {"status": "absent", "reason": f"it cannot compile its kernels: {toolchain['reason']}"}
+    jit = ("deep_gemm", "deep_ep")
+    return [{**row, **absent} if row["name"] in jit and row["status"] == "present" else row for row in rows]
 
 
 def _infiniband() -> dict[str, Any]:

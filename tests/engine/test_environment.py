@@ -38,7 +38,7 @@ def test_the_report_as_json(run_python: Run, package_with_c: Path) -> None:
         json.dumps({
             "image": "cpu", "components": {
                 "deep_gemm": {"version": "2.8.2", "status": "unsupported", "reason": "this torch has no CUDA"},
-                "deep_ep": {"version": "2.5.0", "status": "built", "reason": ""},
+                "deep_ep": {"version": "2.5.0", "status": "installed", "reason": "from the cache"},
             },
         })
     )  # fmt: skip
@@ -138,6 +138,24 @@ def test_an_old_driver_is_told() -> None:
 def test_a_gpu_that_torch_does_not_use_is_told() -> None:
     (notice,) = _notices("580.65.06", None, "", available=False)
     assert "torch 2.11.0 does not use (its CUDA: none)" in notice
+
+
+def test_without_a_compiler_what_compiles_at_run_time_is_absent() -> None:
+    rows = [_row("deep_gemm", version="2.8.2", path="/p"), _row("deep_ep", status="failed", reason="two NCCL files"),
+            _row("triton"), _row("toolchain", status="absent", reason="no nvcc")]  # fmt: skip
+    gemm, ep, triton, _ = report._without_toolchain(rows)
+    assert (gemm["status"], gemm["reason"]) == ("absent", "it cannot compile its kernels: no nvcc")
+    assert (gemm["version"], gemm["path"]) == ("2.8.2", "/p")
+    assert (ep["reason"], triton["status"]) == ("two NCCL files", "present")
+    assert report._without_toolchain([*rows[:3], _row("toolchain")])[0]["status"] == "present"
+
+
+def test_the_image_says_why_it_has_no_compiler() -> None:
+    row = _row("toolchain", status="absent", reason="no nvcc")
+    image = {"toolchain": {"status": "none", "reason": "not wanted"}, "components": "damaged"}
+    assert report._explain(row, image)["reason"] == "left out of this image: not wanted"
+    assert report._explain(row, None)["reason"] == "no nvcc"
+    assert report._explain(_row("deep_ep", status="absent", reason="not installed"), image)["reason"] == "not installed"
 
 
 @pytest.mark.parametrize("text", ["{", "[1, 2]", "\0"])
