@@ -109,12 +109,14 @@ def image_labels(
         document_digest: sha256 of image.json, which names every part: whoever has the image can check it.
         facts: further labels of the project's own, by short name (`nccl`, `cudart12`).
     """
+    commit = revision(repository)
     standard = {
         "title": plan.target.title,
         "version": version,
-        "revision": revision(repository),
+        "revision": commit,
         "created": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        "source": source_url(repository),
+        # Where no address is published, the commit is all that can be told of it.
+        "source": source_url(repository) or f"urn:git:{commit}",
         "licenses": "Apache-2.0",
         "base.name": base.reference,
         "base.digest": base.digest,

@@ -99,6 +99,15 @@ def test_labels_name_the_base_the_manifest_and_what_was_replaced(tmp_path: Path)
     assert labels[f"{LABEL}.nccl"] == "2.32.3"
 
 
+def test_without_a_published_address_the_commit_is_told_as_the_source(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text('[project]\nversion = "0.1.0"\n')
+    git(tmp_path, "init", "-q")
+    git(tmp_path, "add", "pyproject.toml")
+    git(tmp_path, "commit", "-q", "-m", "first")
+    labels = image_labels(plan_of(), BASE, version="0.1.0", document_digest="", repository=tmp_path, facts={})
+    assert labels["org.opencontainers.image.source"] == f"urn:git:{revision(tmp_path)}"
+
+
 def git(folder: Path, *argv: str) -> None:
     identity = ["-c", "user.name=T", "-c", "user.email=t@example.org"]
     subprocess.run(["git", "-C", str(folder), *identity, *argv], check=True, capture_output=True)
