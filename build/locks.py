@@ -140,7 +140,13 @@ def fetch_lock(lock: Path, python: str) -> Path:
     target = cache.folder("downloads/locks") / name
     with cache.locked(f"fetch-{name}", waiting_for=f"download of {lock.name}"):
         if not _unchanged(target):
-            _assemble(read, python, target)
+            try:
+                _assemble(read, python, target)
+            except OSError as problem:
+                raise EnvironmentCannot(
+                    f"the wheels of {lock} cannot be kept in the build cache: {problem}",
+                    next_step="free some space (`./run clean`), or set DEEPINFER_BUILD_CACHE to a larger disk",
+                ) from problem
     return target
 
 

@@ -12,7 +12,8 @@ from build.errors import EnvironmentCannot
 def free_gb(engine: Engine) -> float | None:
     """Free space, in GB (10^9 bytes), of the engine's data root; None when the engine is on another machine."""
     root = Path(str(engine.client.info().get("DockerRootDir", "")))
-    if not engine.client.api.base_url.startswith("http+docker") or not root.is_dir():
+    # The docker package's name for a socket of this machine; ssh and TCP have others.
+    if engine.client.api.base_url != "http+docker://localhost" or not root.is_dir():
         return None
     return shutil.disk_usage(root).free / 1e9
 

@@ -10,6 +10,8 @@ import tempfile
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from docker.errors import DockerException
+
 from build import cache
 from build.bases import archives
 from build.bases.registry import ask
@@ -39,10 +41,16 @@ def rootfs(engine: Engine, suite: str) -> Path:
     with cache.locked(f"rootfs-{suite}", waiting_for=f"root file system of {suite}"):
         if not target.exists():
             answer = ask(engine, f"debian:{suite}-slim")
-            if answer.digest is not None:
-                _from_image(engine, f"debian@{answer.digest}", target)
-            else:
-                _from_debootstrap(suite, target)
+            try:
+                if answer.digest is not None:
+                    _from_image(engine, f"debian@{answer.digest}", target)
+                else:
+                    _from_debootstrap(suite, target)
+            except (OSError, DockerException) as problem:
+                raise EnvironmentCannot(
+                    f"the root file system of Debian {suite} cannot be made: {problem}",
+                    next_step="free some space (`./run clean`) or check the network, then run the command again",
+                ) from problem
     return target
 
 

@@ -228,6 +228,25 @@ def test_what_a_killed_run_left_is_cleared_away(tmp_path: Path, index: Path) -> 
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]
 
 
+@pytest.mark.parametrize("kilobytes", [1000, 2600])
+def test_a_full_disk_is_told(tmp_path: Path, index: Path, kilobytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock = write_lock(tmp_path / "good.lock", make_wheel(index, files={"alpha/large.txt": "x" * 2_000_000}))
+    small = tmp_path / "small"
+    small.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "tmpfs", str(small)], check=False)
+    if mounted.returncode != 0:
+        pytest.skip("needs to mount a small tmpfs, which only root may")
+    try:
+        monkeypatch.setenv("DEEPINFER_BUILD_CACHE", str(small))
+        (small / "taken").write_bytes(b"x" * (kilobytes * 1024 - 500_000))
+        with pytest.raises(EnvironmentCannot) as caught:
+            fetch_lock(lock, "3.13")
+        assert caught.value.next_step
+        assert not list(small.glob("downloads/**/*.whl"))
+    finally:
+        subprocess.run(["umount", str(small)], check=True)
+
+
 def test_two_processes_fetch_one_lock_together(tmp_path: Path, index: Path) -> None:
     lock = write_lock(tmp_path / "good.lock", make_wheel(index), make_wheel(index, "beta"))
     program = "import sys; from pathlib import Path; from build.locks import fetch_lock; "
@@ -321,4 +340,3 @@ def test_a_wheel_cannot_write_outside_its_folders(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentCannot):
         install_wheel(wheel, PurePosixPath("/opt/x/site"), tmp_path / "tree", scripts=None, python="/usr/bin/python3")
     assert not list(tmp_path.rglob("escaped.py"))
-
