@@ -10,14 +10,16 @@ from typing import Any
 from build.containers import RunResult
 from build.gates.judge.rows import Ending, ending
 from build.gates.launcher import ARCHIVE, Launcher, bundle
-from build.gates.place import CUDA12, Place
+from build.gates.place import Place
 
 AT_ONCE = 2
 PROCESS_TIMEOUT = 120.0
 _IMPORT = "import importlib, sys, deepinfer\nprint(importlib.import_module(sys.argv[1]).__file__)"
-_CUDART = f"import ctypes\nctypes.CDLL({CUDA12!r})\nmaps = open('/proc/self/maps')\n" + (
-    f"print(next(line.split()[-1] for line in maps if {CUDA12!r} in line))"
-)
+_LOAD = """
+import ctypes, sys
+ctypes.CDLL(sys.argv[1])
+print(next(line.split()[-1] for line in open("/proc/self/maps") if sys.argv[1] in line))
+"""
 SEARCH_PATHS: Mapping[str, str | None] = {
     "LD_LIBRARY_PATH unset": None,
     "LD_LIBRARY_PATH=/nonexistent": "/nonexistent",
@@ -75,26 +77,26 @@ def user_tasks(
     neighbours: Sequence[str],
     foreign: Sequence[str],
     toolchain: bool,
-    cudart12: bool,
+    library: str,
 ) -> Tasks:
     """What runs as a user without rights.
 
     modules: ours, `deepinfer` first.  neighbours: the vendor's modules.  foreign: names of ours that the vendor may
-    have too.
+    have too.  library: soname of a CUDA runtime that has to load, or "".
     """
     tasks = Tasks(launcher, place.python)
     tasks.command("probe", [*place.command, "probe", "--json", "--compile-only"])
     if toolchain:
         tasks.program("toolchain", "toolchain", homes=list(place.cuda_homes))
-    tasks.program("loaded", "loaded", modules=["torch", *modules], cudart12=cudart12)
+    tasks.program("loaded", "loaded", modules=["torch", *modules], library=library)
     tasks.program("neighbours", "neighbours", modules=list(neighbours), ours=list(foreign), site=place.site)
     folders = {module: place.folder(module) for module in reversed(modules)}
     tasks.program("linked", "linked", roots=place.roots(), modules=folders)
     for module in modules:
         tasks.command(f"import {module}", [place.python, "-X", "faulthandler", "-c", _IMPORT, module])
-    if cudart12:
+    if library:
         for name, value in SEARCH_PATHS.items():
             env = {} if value is None else {"LD_LIBRARY_PATH": value}
-            tasks.command(name, [place.python, "-c", _CUDART], env, ["LD_LIBRARY_PATH"] if value is None else [])
+            tasks.command(name, [place.python, "-c", _LOAD, library], env, ["LD_LIBRARY_PATH"] if value is None else [])
     tasks.program("access", "access", roots=place.roots(), cache=place.cache or "", document=place.document or "")
     return tasks

@@ -10,7 +10,6 @@ from build.inspection import Inspection
 from build.plan import Cell, TargetPlan
 
 ROOT = PurePosixPath("/opt/deepinfer")
-CUDA12 = "libcudart.so.12"
 
 
 @dataclass(frozen=True)
@@ -88,10 +87,16 @@ def wants_toolchain(plan: TargetPlan) -> tuple[str, ...]:
     return tuple(c.component.name for c in plan.cells if c.component.toolchain and c.status != "unsupported")
 
 
-def needs_cudart12(inspection: Inspection) -> bool:
-    """Does this CUDA 13 base keep a CUDA 12 runtime that nothing finds (facts: Triton's download)?"""
-    newer = inspection.cuda is not None and not inspection.cuda.startswith("12")
-    return newer and any(library.soname == CUDA12 for library in inspection.cudart)
+def other_cudart(inspection: Inspection) -> str:
+    """The soname of a CUDA runtime of another major version than torch's that the base keeps, "" if there is none.
+
+    Triton's download on the FlagTree image: libcudart.so.12 beside CUDA 13.
+    """
+    if inspection.cuda is None:
+        return ""
+    own = f"libcudart.so.{inspection.cuda.partition('.')[0]}"
+    names = (library.soname for library in inspection.cudart)
+    return next((name for name in sorted(names) if name.startswith("libcudart.so.") and name != own), "")
 
 
 def _overlays(plan: TargetPlan) -> list[Cell]:

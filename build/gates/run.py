@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
 from build import cache
 from build.containers import Engine
@@ -28,7 +27,7 @@ from build.gates.place import (
     absent,
     image_place,
     modules,
-    needs_cudart12,
+    other_cudart,
     replaced,
     wants_toolchain,
 )
@@ -72,15 +71,17 @@ def run_gates(engine: Engine, image_id: str, plan: TargetPlan, inspection: Inspe
     with ThreadPoolExecutor(max_workers=3) as pool:
         base = None if image.base is None else ContainerLauncher(engine, image.base, user=USER, owner=owner)
         common = pool.submit(_collect, user, base, place, plan, inspection)
-        surface = pool.submit(_surface, engine, image, owner)
+        answers = pool.submit(_answers, engine, image, owner)
         scanned = pool.submit(_scan, engine, image, place, owner)
         facts = common.result()
         scan, scan_seconds = scanned.result()
     verdicts = Verdicts()
     startup = scan.facts().get("startup") if image.base is not None and scan.ok else None
     _judge_common(verdicts, facts, place, plan, inspection, image.environment, startup)
-    judge_entrypoint(verdicts, surface.result(), plan, inspection, modules(plan))
-    _judge_library_path(verdicts, facts, plan, inspection)
+    answer, health = answers.result()
+    surface = Surface(answer, health, image.user, image.labels, facts.document)
+    judge_entrypoint(verdicts, surface, plan, inspection, modules(plan))
+    _judge_library_path(verdicts, facts, inspection)
     changed = {k: v for k, v in image.environment.items() if inspection.environment.get(k) != v}
     judge_layers(
         verdicts, scan.facts(), history=image.history, environment=changed, labels=image.labels, hidden=needles(),
@@ -105,20 +106,18 @@ class _Facts:
     endings: Mapping[str, Ending]
     vendor: tuple[str, ...]
     vendor_before: Ending | None
-    document: Mapping[str, Any]
-    seconds: float
+    document: str
 
 
 def _collect(
     launcher: Launcher, base: Launcher | None, place: Place, plan: TargetPlan, inspection: Inspection
 ) -> _Facts:
-    start = time.monotonic()
     vendor = _vendor_modules(plan, inspection)
     foreign = [cell.component.module for cell in plan.cells if cell.component.kind == "wheel" and cell.component.module]
     tasks = user_tasks(
         launcher, place, modules(plan), neighbours=vendor, foreign=foreign,
         toolchain=bool(wants_toolchain(plan) and place.cuda_homes),
-        cudart12=plan.target.kind == "image" and needs_cudart12(inspection),
+        library=other_cudart(inspection) if plan.target.kind == "image" else "",
     )  # fmt: skip
     endings = tasks.run()
     before = None
@@ -128,11 +127,7 @@ def _collect(
         again = Tasks(base, place.python)
         again.program("neighbours", "neighbours", modules=list(vendor), ours=[], site="")
         before = again.run()["neighbours"]
-    try:
-        document = json.loads(endings["access"].facts().get("document") or "{}")
-    except ValueError:
-        document = {}
-    return _Facts(endings, vendor, before, document, time.monotonic() - start)
+    return _Facts(endings, vendor, before, str(endings["access"].facts().get("document", "")))
 
 
 def _vendor_modules(plan: TargetPlan, inspection: Inspection) -> tuple[str, ...]:
@@ -165,7 +160,7 @@ def _judge_common(
     judge_maps(verdicts, lines, seconds=loaded.seconds, cuda=inspection.cuda is not None)
     alone = {name: endings[f"import {name}"] for name in names}
     judge_imports(verdicts, alone, loaded, absent(plan))
-    judge_ours(verdicts, place, lines, _artefacts(plan))
+    judge_ours(verdicts, place, lines, wheelhouse_contents(plan))
     neighbours = endings["neighbours"]
     judge_vendor(verdicts, place, inspection, neighbours, facts.vendor_before, facts.vendor)
     judge_pins(verdicts, inspection, neighbours.lines(), replaced(plan))
@@ -177,13 +172,12 @@ def _judge_common(
     judge_probe(verdicts, endings["probe"], inspection.triton)
 
 
-def _judge_library_path(verdicts: Verdicts, facts: _Facts, plan: TargetPlan, inspection: Inspection) -> None:
-    reason = "" if needs_cudart12(inspection) else "the base keeps no CUDA 12 runtime beside CUDA 13"
+def _judge_library_path(verdicts: Verdicts, facts: _Facts, inspection: Inspection) -> None:
     tries = {name: facts.endings[name] for name in SEARCH_PATHS if name in facts.endings}
-    judge_library_path(verdicts, tries, facts.endings["loaded"].lines(), reason)
+    judge_library_path(verdicts, other_cudart(inspection), tries, facts.endings["loaded"].lines())
 
 
-def _artefacts(plan: TargetPlan) -> dict[str, dict[str, str]]:
+def wheelhouse_contents(plan: TargetPlan) -> dict[str, dict[str, str]]:
     """Module -> {path below its package's parent: sha256} of what the wheelhouse has for the plan's cells."""
     house = Wheelhouse(cache.root() / "wheelhouse")
     found: dict[str, dict[str, str]] = {}
@@ -230,15 +224,15 @@ def _timed(work: Callable[[], Ending]) -> Ending:
     )
 
 
-def _surface(engine: Engine, image: _Image, owner: str) -> Surface:
-    """The entrypoint and the health check, as the image's own user."""
+def _answers(engine: Engine, image: _Image, owner: str) -> tuple[Ending, Ending | None]:
+    """How the entrypoint (with `env --json`) and the health check end, as the image's own user."""
     own = ContainerLauncher(engine, image.reference, user=None, owner=owner)
     argv = [*image.entrypoint, "env", "--json"]
     answer = Ending(127, stderr="the image has no ENTRYPOINT")
     if image.entrypoint:
         answer = _timed(lambda: _launch(own, argv))
     health = _timed(lambda: _launch(own, list(image.health))) if image.health else None
-    return Surface(answer, health, image.user, image.labels)
+    return answer, health
 
 
 def _launch(launcher: Launcher, argv: Sequence[str]) -> Ending:

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from build.gates.judge.rows import Ending, Row, Verdicts
-from build.gates.place import CUDA12, Place
+from build.gates.place import Place
 
 
 def _last_map(lines: Sequence[Mapping[str, Any]]) -> list[dict[str, str]] | None:
-    """What was mapped after the last import that ended; None if none did. The step of libcudart.so.12 is not one."""
+    """What was mapped after the last import that ended; None if none did. Loading a library is not one."""
     maps = [line["mapped"] for line in lines if "module" in line]
     return maps[-1] if maps else None
 
@@ -127,23 +127,23 @@ def _bytes(folder: str, module: str, facts: Mapping[str, Any], artefacts: Mappin
 
 
 def judge_library_path(
-    verdicts: Verdicts, tries: Mapping[str, Ending], lines: Sequence[Mapping[str, Any]], reason: str
+    verdicts: Verdicts, library: str, tries: Mapping[str, Ending], lines: Sequence[Mapping[str, Any]]
 ) -> None:
-    """libcudart.so.12 under each LD_LIBRARY_PATH, and beside CUDA 13. reason: why the gate does not apply, or ""."""
-    if reason:
-        verdicts.skip("library_path", reason)
+    """`library` (libcudart.so.12; "" where the base keeps none) under each LD_LIBRARY_PATH, and beside torch's own."""
+    if not library:
+        verdicts.skip("library_path", "the base keeps no CUDA runtime of another major version than torch's")
         return
     rows = []
     for name, ending in tries.items():
         if ending.ok:
             rows.append(Row(True, f"{name}: {ending.stdout.strip()}"))
         else:
-            rows.append(Row(False, f"{CUDA12} with {name}: {ending.problem()}"))
-    step = next((line for line in lines if "cudart12" in line), None)
+            rows.append(Row(False, f"{library} with {name}: {ending.problem()}"))
+    step = next((line for line in lines if "library" in line), None)
     if step is None:
-        rows.append(Row(None, "the CUDA 13 process ended before it, see imports"))
-    elif step["cudart12"]:
-        rows.append(Row(False, f"{CUDA12} in a process that imported torch: {step['cudart12']}"))
+        rows.append(Row(None, "the process that imports everything ended before it, see imports"))
+    elif step["library"]:
+        rows.append(Row(False, f"{library} in a process that imported torch: {step['library']}"))
     else:
         newer = [_one_file(name, files) for name, files in _by_soname(step["mapped"], "libcudart.so").items()]
         rows += newer or [Row(False, "no libcudart is mapped by the process that imported torch")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,20 +18,21 @@ REQUIRED = tuple(
     _OCI + name for name in ("title", "version", "revision", "created", "source", "base.name", "base.digest")
 )
 MANIFEST_LABEL = f"{LABEL}.manifest"
-"""Holds the digest of the manifest's part `inputs` (build.manifest.inputs_digest)."""
+"""Holds the digest of image.json, which the image carries and the manifest repeats."""
 
 
 @dataclass(frozen=True)
 class Surface:
     """answer: of the entrypoint to `env --json`.  health: of the health check's command, None without one.
 
-    user, labels: from the image's configuration.
+    user, labels: from the image's configuration.  document: the text of image.json, "" if it cannot be read.
     """
 
     answer: Ending
     health: Ending | None
     user: str
     labels: Mapping[str, str]
+    document: str
 
 
 def judge_entrypoint(
@@ -45,12 +47,13 @@ def judge_entrypoint(
     except (ValueError, KeyError, TypeError):
         said = surface.answer.problem() if not surface.answer.ok else "it printed something else than its report"
         rows.append(Row(False, f"the entrypoint with `env --json`: {said}", "deepinfer"))
-        verdicts.add("entrypoint", rows + _labels(surface.labels, "", {}), seconds=surface.answer.seconds)
+        rows += _labels(surface.labels, surface.document, "", {})
+        verdicts.add("entrypoint", rows, seconds=surface.answer.seconds)
         return
     if not surface.answer.ok:
         rows.append(Row(False, f"the entrypoint with `env --json`: {surface.answer.problem()}"))
     rows += _parts(parts, plan, inspection, modules)
-    rows += _labels(surface.labels, version, parts)
+    rows += _labels(surface.labels, surface.document, version, parts)
     verdicts.add("entrypoint", rows, seconds=surface.answer.seconds)
 
 
@@ -76,9 +79,11 @@ def _parts(
     for module in modules:
         if module == "deepinfer":
             continue
-        part = parts.get(module, {"status": "not listed", "reason": "", "version": ""})
+        part = parts.get(module)
         wanted = versions.get(module)
-        if part["status"] != "present":
+        if part is None:
+            rows.append(Row(None, f"`env` does not speak of {module}"))
+        elif part["status"] != "present":
             rows.append(Row(False, f"`env` says that {module} is {part['status']}: {part['reason']}", module))
         elif wanted and str(part["version"]).partition("+")[0] != wanted:
             rows.append(Row(False, f"`env` says that {module} is {part['version']}, the plan {wanted}", module))
@@ -90,10 +95,13 @@ def _parts(
     overlay = [c.component.version for c in plan.cells if c.component.name == "nccl" and c.status != "unsupported"]
     if overlay and nccl != overlay[0]:
         rows.append(Row(False, f"torch loads NCCL {nccl}, the plan put {overlay[0]} in its place"))
-    return rows or [Row(True, "env agrees with the plan")]
+    agrees = [] if any(row.ok is False for row in rows) else [Row(True, "env agrees with the plan")]
+    return rows + agrees
 
 
-def _labels(labels: Mapping[str, str], version: str, parts: Mapping[str, Mapping[str, Any]]) -> list[Row]:
+def _labels(
+    labels: Mapping[str, str], document: str, version: str, parts: Mapping[str, Mapping[str, Any]]
+) -> list[Row]:
     rows = [
         Row(False, f"the label {name} is missing or empty")
         for name in (*REQUIRED, MANIFEST_LABEL, LABEL)
@@ -101,6 +109,11 @@ def _labels(labels: Mapping[str, str], version: str, parts: Mapping[str, Mapping
     ]
     if version and labels.get(_OCI + "version", version) != version:
         rows.append(Row(False, f"the label {_OCI}version says {labels[_OCI + 'version']}, `env` says {version}"))
+    digest = f"sha256:{hashlib.sha256(document.encode()).hexdigest()}"
+    if labels.get(MANIFEST_LABEL, digest) != digest:
+        rows.append(
+            Row(False, f"the label {MANIFEST_LABEL} is not the digest of the image's own image.json ({digest})")
+        )
     created = labels.get(_OCI + "created", "")
     try:
         datetime.datetime.fromisoformat(created.replace("Z", "+00:00"))

@@ -30,6 +30,8 @@ _ONLY_IN_LIBSTDCXX = frozenset(
         "_ZNSt11regex_errorC1ENSt15regex_constants10error_typeE",
     }
 )
+# What C++ code takes from libstdc++; __cxa_finalize and __cxa_atexit are the C library's.
+_FROM_LIBSTDCXX = ("_ZSt", "_ZNSt", "_ZNKSt", "_Znw", "_ZdlPv", "__cxa_throw", "__cxa_begin_catch", "__gxx_personality")
 
 
 def _library() -> ctypes.CDLL:
@@ -123,7 +125,7 @@ def examine(path: Path, module: str) -> dict[str, Any]:
         lost = [symbol for symbol in undefined if not _exists(handles, symbol.name, symbol.version)]
         facts["undefined"] = len(undefined)
         facts["lost"] = [{"name": s.name, "plain": demangle(s.name), "version": s.version} for s in lost]
-        facts["cxx"] = any(symbol.name.startswith(("_Z", "__cxa_", "__gxx_")) for symbol in elf.symbols)
+        facts["cxx"] = any(symbol.name.startswith(_FROM_LIBSTDCXX) for symbol in elf.symbols)
         facts["static_cxx"] = sorted({s.name for s in elf.symbols if s.defined} & _ONLY_IN_LIBSTDCXX)
     return facts
 

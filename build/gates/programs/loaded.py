@@ -61,8 +61,8 @@ def _import(name: str) -> dict[str, Any]:
     }
 
 
-def main(modules: list[str], cudart12: bool) -> None:
-    """Import one module after the other, then libcudart.so.12 if asked, and say after each what is mapped."""
+def main(modules: list[str], library: str) -> None:
+    """Import one module after the other, then load `library` (a soname, or ""), and say after each what is mapped."""
     for name in modules:
         _say(starts=name)
         _say(module=name, **_import(name), **_state())
@@ -72,9 +72,9 @@ def main(modules: list[str], cudart12: bool) -> None:
         if path.endswith(".so") and name.split(".")[0] in {module.split(".")[0] for module in modules[1:]}:
             extensions[name] = {"file": path, "sha256": hashlib.sha256(Path(path).read_bytes()).hexdigest()}
     _say(extensions=extensions)
-    if cudart12:
+    if library:
         try:
-            ctypes.CDLL("libcudart.so.12")
-            _say(cudart12="", **_state())
+            ctypes.CDLL(library)
+            _say(library="", **_state())
         except OSError as problem:
-            _say(cudart12=str(problem), **_state())
+            _say(library=str(problem), **_state())
