@@ -40,6 +40,9 @@ def ensure(environment: Environment, sets: Sequence[str], *, may_install: bool) 
     if not may_install:
         raise _refusal(environment, sets)
     _check_possible(environment)
+    for name in sets:
+        if name != "engine":
+            read_pins(environment.lock(name))  # a malformed lock is told before anything is made
     with environment.locked() as lock:
         reason = environment.distrusted()
         if reason:

@@ -1,0 +1,271 @@
+"""`./run` as a user types it, in a small repository: set-up, repair, refusal. Real venv, real pip, real invoke."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.build.setup_project import BASE_PYTHON, Project, pin, pure_wheel, wheel_of
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user, which only root can")
+NOBODY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
+
+
+@pytest.fixture(scope="module")
+def ready(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """A repository that has been set up; tests leave it as it is."""
+    project = Project.make(tmp_path_factory.mktemp("ready"))
+    first = project.run("show", "--word", "first")
+    assert first.code == 0, first.err
+    assert "build.lock (1 packages): what every verb needs" in first.err
+    assert json.loads(first.out)["word"] == "first"
+    return project
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    return Project.make(tmp_path)
+
+
+def test_help_needs_nothing_installed(project: Project) -> None:
+    for words in ((), ("--help",), ("-h",)):
+        shown = project.run(*words)
+        assert shown.code == 0 and "usage: ./run" in shown.out
+        assert "show   Show what arrived." in shown.out and "build  Build nothing." in shown.out
+    assert not (project.root / ".venv").exists()
+
+
+def test_second_start_installs_and_writes_nothing(ready: Project) -> None:
+    before = ready.record.stat()
+    again = ready.run("show")
+    assert (again.code, again.err) == (0, "")
+    after = ready.record.stat()
+    assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+
+
+def test_verb_runs_where_the_user_stands_with_every_word_whole(ready: Project, tmp_path: Path) -> None:
+    (tmp_path / "invoke.py").write_text("raise SystemExit('the wrong invoke')")
+    words = ["-k", "a or b", "", "it's", '"', "$HOME; ls", "*"]
+    ended = ready.run("show", "--word", "two words", "--", *words, cwd=tmp_path)
+    seen = json.loads(ended.out)
+    assert seen["cwd"] == str(tmp_path) and seen["word"] == "two words"
+    assert shlex.split(seen["rest"]) == words
+    assert seen["python"] == str(ready.root / ".venv" / "bin" / "python") and seen["setup"] == "1"
+
+
+def test_starts_through_a_link(ready: Project, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(ready.root / "run")
+    done = subprocess.run(
+        [tmp_path / "link", "show"], env=ready.environment(), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0 and json.loads(done.stdout)["word"] == "none"
+
+
+def test_usage_errors_are_exit_1_and_an_unknown_verb_too(ready: Project) -> None:
+    for words, text in (
+        (["--nosetup", "show"], "does not know the option --nosetup"),
+        (["--"], "needs a command"),
+        (["shwo"], "No idea what 'shwo' is"),
+    ):
+        ended = ready.run(*words)
+        assert ended.code == 1 and text in ended.err + ended.out and "Traceback" not in ended.err
+
+
+def test_no_setup_prints_commands_that_are_enough(project: Project) -> None:
+    refused = project.run("--no-setup", "show")
+    assert refused.code == 4 and not (project.root / ".venv").exists()
+    lines = [line.strip() for line in refused.err.splitlines() if " -m venv " in line or " pip install " in line]
+    assert len(lines) == 2
+    for line in lines:
+        subprocess.run(line, shell=True, check=True, env=project.environment(), capture_output=True, cwd="/")
+    accepted = project.run("--no-setup", "show")
+    assert accepted.code == 0 and json.loads(accepted.out)["setup"] == "0"
+    later = project.run("show")
+    assert later.code == 0 and "making" not in later.err
+
+
+def test_killed_install_is_repaired(project: Project) -> None:
+    project.lock("build", pure_wheel(project.links, "bulk", "1", files=1500), wheel_of("invoke"))
+    process = project.start("show")
+    while not list(project.root.glob(".venv/lib/python3*/site-packages/bulk/module*.py")):
+        assert process.poll() is None, "it ended before it could be killed"
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    refused = project.run("--no-setup", "show")
+    assert refused.code == 4 and "interrupted" in refused.err and "rm -rf" in refused.err
+    repaired = project.run("show")
+    assert repaired.code == 0 and "an install into it was interrupted" in repaired.err
+    assert json.loads(project.record.read_text())["busy"] is False
+
+
+def test_two_starts_at_once_make_one_environment(project: Project) -> None:
+    first = project.start("show")
+    project.wait_until_busy(first)
+    second = project.start("show")
+    (_, first_err), (_, second_err) = first.communicate(timeout=120), second.communicate(timeout=120)
+    assert (first.returncode, second.returncode) == (0, 0), first_err + second_err
+    assert "waiting for it" in second_err and "installing" in first_err and "installing" not in second_err
+
+
+def test_start_that_died_alone_keeps_the_next_one_out_until_its_installer_ends(project: Project) -> None:
+    first = project.start("show")
+    project.wait_until_busy(first)
+    while b"venv" not in _children_commands(first.pid):
+        assert first.poll() is None
+    os.kill(first.pid, signal.SIGKILL)
+    second = project.run("show")
+    first.communicate()
+    assert second.code == 0 and "waiting for it" in second.err
+
+
+def _children_commands(pid: int) -> bytes:
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return b" ".join(Path(f"/proc/{child}/cmdline").read_bytes() for child in children)
+
+
+def test_environment_that_cannot_be_trusted_is_made_anew(project: Project) -> None:
+    assert project.run("show").code == 0
+    python = project.root / ".venv" / "bin" / "python"
+
+    def python_gone() -> str:
+        python.unlink()
+        python.symlink_to("/nonexistent/python3")
+        return "its Python is gone"
+
+    def lock_changed() -> str:
+        project.lock("build", wheel_of("invoke"), pure_wheel(project.links, "extra", "1"))
+        return "locks/build.lock changed"
+
+    def record_damaged() -> str:
+        project.record.write_text('{"python": ')
+        return "an install into it was interrupted"
+
+    for damage in (python_gone, lock_changed, record_damaged):
+        stale = project.root / ".venv" / "stale"
+        stale.touch()
+        reason = damage()
+        again = project.run("show")
+        assert again.code == 0 and reason in again.err and not stale.exists()
+
+
+def test_wheel_with_another_hash_is_refused_and_not_trusted_later(project: Project) -> None:
+    lock = project.root / "locks" / "build.lock"
+    good = lock.read_text()
+    lock.write_text(pin(wheel_of("invoke"), "0" * 64))
+    refused = project.run("show")
+    assert refused.code == 4 and "not the one that the lock names" in refused.err and "setup.log" in refused.err
+    assert "Traceback" not in refused.err
+    lock.write_text(good)
+    assert project.run("show").code == 0
+
+
+def test_malformed_lock_is_named(project: Project) -> None:
+    (project.root / "locks" / "build.lock").write_text("invoke>=3\n")
+    refused = project.run("show")
+    assert refused.code == 2 and "build.lock: `invoke>=3`" in refused.err and not (project.root / ".venv").exists()
+
+
+def test_command_runs_in_the_environment_with_its_own_status(project: Project) -> None:
+    project.lock("build", wheel_of("invoke"), wheel_of("setuptools"))
+    project.lock("test", pure_wheel(project.links, "hello", "1"))
+    (project.root / "deepinfer").mkdir()
+    (project.root / "deepinfer" / "__init__.py").write_text("")
+    (project.root / "pyproject.toml").write_text(
+        '[build-system]\nrequires = ["setuptools"]\nbuild-backend = "setuptools.build_meta"\n'
+        '[project]\nname = "deepinfer-hopper"\nversion = "1"\n'
+        '[tool.setuptools]\npackages = ["deepinfer"]\n'
+    )
+    program = "import sys, hello, deepinfer; print(hello.VERSION, deepinfer.__file__); sys.exit(7)"
+    ended = project.run("--", "python", "-c", program, cwd=Path("/"))
+    assert ended.code == 7, ended.err
+    assert ended.out.split(maxsplit=1) == ["1", f"{project.root}/deepinfer/__init__.py\n"]
+    unknown = project.run("--", "no-such-command")
+    assert unknown.code == 127 and "no-such-command cannot be run" in unknown.err
+
+
+@needs_root
+def test_tree_that_cannot_be_written_says_so(project: Project) -> None:
+    for path in (project.root, *project.root.parents):
+        if path.stat().st_uid == 0 and not path.stat().st_mode & 0o001:
+            path.chmod(path.stat().st_mode | 0o055)
+    python = _python_for_all()
+    project.cache.mkdir()
+    project.cache.chmod(0o777)
+    refused = project.run("show", prefix=NOBODY, HOME="/nonexistent", PATH=f"{python}:/usr/bin:/bin")
+    assert refused.code == 4, refused.err
+    assert "cannot be written" in refused.err and "Traceback" not in refused.err
+
+
+def _python_for_all() -> Path:
+    for candidate in ("/usr/bin/python3", "/usr/local/bin/python3"):
+        if Path(candidate).exists():
+            done = subprocess.run(
+                [candidate, "-c", "import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))"], check=False
+            )
+            if done.returncode == 0:
+                return Path(candidate).parent
+    pytest.skip("no Python from 3.11 to 3.13 that other users can run")
+
+
+@needs_root
+def test_without_root_the_docker_commands_are_printed(ready: Project) -> None:
+    program = (
+        "from build.setup import docker_engine, system\n"
+        "from build.errors import EnvironmentCannot\n"
+        "try: docker_engine.ensure(may_install=True, stays=True)\n"
+        "except EnvironmentCannot as problem: print(problem)\n"
+    )
+    folder = ready.root.parent / "for nobody"
+    shutil.copytree(ready.root / "build", folder / "build", dirs_exist_ok=True)
+    for path in (folder, *folder.parents):
+        if path.stat().st_uid == 0 and not path.stat().st_mode & 0o001:
+            path.chmod(path.stat().st_mode | 0o055)
+    variables = ready.environment(
+        HOME="/nonexistent", DEEPINFER_BUILD_CACHE="/nonexistent/cache", PYTHONDONTWRITEBYTECODE="1"
+    )
+    argv = [*NOBODY, str(_python_for_all() / "python3"), "-c", program]
+    done = subprocess.run(argv, cwd=folder, env=variables, capture_output=True, text=True, check=False)
+    assert "no Docker engine answers at /var/run/docker.sock" in done.stdout, done.stderr
+    assert "sudo usermod -aG docker" in done.stdout and "DOCKER_HOST" in done.stdout
+
+
+def test_docker_host_that_does_not_answer_is_only_reported(ready: Project) -> None:
+    ended = ready.run("build", "--image", "cpu", DOCKER_HOST="unix:///nonexistent/docker.sock")
+    assert ended.code == 4 and "DOCKER_HOST=unix:///nonexistent/docker.sock" in ended.err
+    assert "installing" not in ended.err and "started" not in ended.err and "built" not in ended.out
+    host = ready.run("build", "--help", DOCKER_HOST="unix:///nonexistent/docker.sock")
+    assert host.code == 0
+
+
+def test_given_interpreter_that_does_not_run(ready: Project) -> None:
+    ended = ready.run("show", DEEPINFER_PYTHON="/nonexistent/python3")
+    assert ended.code == 4 and "DEEPINFER_PYTHON=/nonexistent/python3" in ended.err
+
+
+def test_given_interpreter_takes_packs_and_names_what_is_missing(project: Project, tmp_path: Path) -> None:
+    wheel = pure_wheel(tmp_path / "made", "onlyhere", "1")
+    project.lock("build", wheel_of("invoke"), wheel)
+    packs = tmp_path / "my packs"
+    (packs / "wheels").mkdir(parents=True)
+    shutil.copy(wheel_of("invoke"), packs / "wheels")
+    given = {"DEEPINFER_PYTHON": BASE_PYTHON}
+    missing = project.run("show", "--offline", str(packs), **given)
+    assert missing.code == 4 and "onlyhere==1" in missing.err and "invoke==" not in missing.err
+    command = project.run("--offline", str(packs), "--", "true", **given)
+    assert command.code == 0 and "onlyhere==1" in command.err
+    shutil.copy(wheel, packs / "wheels")
+    ended = project.run("--offline", "my packs", "show", cwd=tmp_path, **given)
+    assert ended.code == 0, ended.err
+    seen = json.loads(ended.out)
+    assert seen["python"] == BASE_PYTHON and seen["invoke"].startswith(str(project.cache / "packs"))
+    assert not (project.root / ".venv").exists() and seen["setup"] == "0"
+    (packs / "wheels" / wheel.name).write_bytes(wheel.read_bytes() + b"\0")
+    damaged = project.run("--offline", str(packs), "show", **given)
+    assert damaged.code == 4 and "its sha256 differs" in damaged.err
