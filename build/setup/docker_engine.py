@@ -130,8 +130,8 @@ def _absent(*, engine: bool) -> list[str]:
     return [name for name in programs if shutil.which(name, path=_system_path()) is None]
 
 
-def start(*, stays: bool) -> bool:
-    """Start dockerd on the default socket, apart from this process, and wait until it answers.
+def start(*, stays: bool, options: Sequence[str] = ()) -> bool:
+    """Start dockerd (with `options`), apart from this process, and wait until it answers on the default socket.
 
     Returns False where another start was quicker.
     """
@@ -144,7 +144,7 @@ def start(*, stays: bool) -> bool:
         log = cache.folder("logs") / "dockerd.log"
         with log.open("ab") as out:
             process = subprocess.Popen(
-                [program],
+                [program, *options],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,

@@ -1,0 +1,114 @@
+"""Docker's engine: asked, refused, started apart and stopped, and never mistaken for another process."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from build.errors import EnvironmentCannot
+from build.setup import docker_engine
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DEEPINFER_BUILD_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(["sleep", "300"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+def _record(tmp_path: Path, **changes: object) -> Path:
+    path = tmp_path / "cache" / "docker" / "dockerd.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(changes))
+    return path
+
+
+def test_process_with_a_reused_id_is_left_alone(tmp_path: Path, sleeper: subprocess.Popen[bytes]) -> None:
+    known = docker_engine._identity(sleeper.pid)
+    for change in ({"started": 1}, {"boot": "another"}):
+        record = _record(tmp_path, **{**known, **change})
+        assert docker_engine.started_by_us() is None
+        assert docker_engine.stop() is None and sleeper.poll() is None
+        assert not record.exists()
+
+
+def test_recorded_process_is_stopped(tmp_path: Path, sleeper: subprocess.Popen[bytes]) -> None:
+    record = _record(tmp_path, **docker_engine._identity(sleeper.pid))
+    assert docker_engine.started_by_us() == sleeper.pid
+    assert docker_engine.stop() == sleeper.pid and docker_engine.started_by_us() is None
+    assert not record.exists() and docker_engine.stop() is None
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"pid": "x"}', '{"pid": 999999999, "started": 1, "boot": "b"}'])
+def test_record_that_means_nothing(tmp_path: Path, text: str) -> None:
+    path = _record(tmp_path)
+    path.write_text(text)
+    assert docker_engine.started_by_us() is None and docker_engine.stop() is None
+
+
+@pytest.mark.parametrize("host", ["unix:///nonexistent/docker.sock", "tcp://127.0.0.1:1"])
+def test_docker_host_is_neither_installed_nor_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", host)
+    assert docker_engine.refusal()
+    with pytest.raises(EnvironmentCannot) as told:
+        docker_engine.ensure(may_install=True, stays=True)
+    assert told.value.exit_code == 4 and host in told.value.what and told.value.cause
+    assert not (tmp_path / "cache" / "docker").exists()
+    with pytest.raises(EnvironmentCannot):
+        docker_engine.check_possible(may_install=True)
+
+
+def test_refused_start_prints_what_to_type(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("DOCKER_HOST", raising=False)
+    monkeypatch.setattr(docker_engine, "DEFAULT_SOCKET", str(tmp_path / "no.sock"))
+    with pytest.raises(EnvironmentCannot, match=r"no Docker engine answers") as told:
+        docker_engine.ensure(may_install=False, stays=True)
+    assert "--no-setup" in told.value.cause and "dockerd" in told.value.next_step
+
+
+@pytest.mark.docker
+@pytest.mark.skipif(os.geteuid() != 0, reason="starts dockerd, which needs root")
+def test_engine_is_started_apart_and_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if shutil.which("dockerd", path=docker_engine._system_path()) is None:
+        pytest.skip("dockerd is not installed")
+    socket = tmp_path / "docker.sock"
+    monkeypatch.delenv("DOCKER_HOST", raising=False)
+    monkeypatch.setattr(docker_engine, "DEFAULT_SOCKET", str(socket))
+    folders = [f"--data-root={tmp_path}/data", f"--exec-root={tmp_path}/exec", f"--pidfile={tmp_path}/pid"]
+    options = [f"--host=unix://{socket}", *folders, "--bridge=none", "--iptables=false", "--ip-masq=false"]
+    assert docker_engine.start(stays=True, options=options)
+    pid = docker_engine.started_by_us()
+    assert pid is not None and docker_engine.refusal() == ""
+    assert os.getsid(pid) == pid  # a session of its own: the terminal's end does not end it
+    assert not docker_engine.start(stays=True, options=options)
+    with docker_engine.running(may_install=False):
+        pass
+    assert docker_engine.started_by_us() == pid, "one that ran before stays"
+    assert docker_engine.stop() == pid and docker_engine.refusal()
+
+
+@pytest.mark.docker
+@pytest.mark.skipif(os.geteuid() != 0, reason="starts dockerd, which needs root")
+def test_engine_that_cannot_start_is_told_with_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if shutil.which("dockerd", path=docker_engine._system_path()) is None:
+        pytest.skip("dockerd is not installed")
+    monkeypatch.delenv("DOCKER_HOST", raising=False)
+    monkeypatch.setattr(docker_engine, "DEFAULT_SOCKET", str(tmp_path / "docker.sock"))
+    with pytest.raises(EnvironmentCannot, match="does not answer") as told:
+        docker_engine.start(stays=True, options=["--no-such-option"])
+    assert told.value.log is not None and "no-such-option" in told.value.log.read_text()
+    assert docker_engine.started_by_us() is None
