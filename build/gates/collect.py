@@ -35,10 +35,10 @@ class Tasks:
     python: str
     tasks: list[dict[str, Any]] = field(default_factory=list)
 
-    def program(self, task: str, program: str, **arguments: Any) -> None:
+    def program(self, task: str, program: str, *, env: Mapping[str, str] | None = None, **arguments: Any) -> None:
         """One of our programs under the name `task`."""
         path = self.launcher.path(ARCHIVE)
-        self.command(task, [self.python, "-X", "faulthandler", path, program, json.dumps(arguments)])
+        self.command(task, [self.python, "-X", "faulthandler", path, program, json.dumps(arguments)], env)
 
     def command(
         self, task: str, argv: Sequence[str], env: Mapping[str, str] | None = None, unset: Sequence[str] = ()
@@ -84,16 +84,16 @@ def user_tasks(
     modules: ours, `deepinfer` first.  neighbours: the vendor's modules.  foreign: names of ours that the vendor may
     have too.  library: soname of a CUDA runtime that has to load, or "".
     """
-    tasks = Tasks(launcher, place.python)
+    tasks, env = Tasks(launcher, place.python), place.environment()
     tasks.command("probe", [*place.command, "probe", "--json", "--compile-only"])
     if toolchain:
         tasks.program("toolchain", "toolchain", homes=list(place.cuda_homes))
-    tasks.program("loaded", "loaded", modules=["torch", *modules], library=library)
+    tasks.program("loaded", "loaded", env=env, modules=["torch", *modules], library=library)
     tasks.program("neighbours", "neighbours", modules=list(neighbours), ours=list(foreign), site=place.site)
     folders = {module: place.folder(module) for module in reversed(modules)}
     tasks.program("linked", "linked", roots=place.roots(), modules=folders)
     for module in modules:
-        tasks.command(f"import {module}", [place.python, "-X", "faulthandler", "-c", _IMPORT, module])
+        tasks.command(f"import {module}", [place.python, "-X", "faulthandler", "-c", _IMPORT, module], env)
     if library:
         for name, value in SEARCH_PATHS.items():
             env = {} if value is None else {"LD_LIBRARY_PATH": value}

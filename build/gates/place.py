@@ -33,6 +33,10 @@ class Place:
     document: str | None = None
     cuda_homes: tuple[str, ...] = ()
 
+    def environment(self) -> dict[str, str]:
+        """What a process needs for `import deepinfer`: nothing where the engine lies on the interpreter's own path."""
+        return {"PYTHONPATH": self.site} if self.engine.startswith(self.site + "/") else {}
+
     def roots(self) -> list[str]:
         """Every folder or file of ours."""
         return [self.root, self.engine, *([self.nccl] if self.nccl else [])]
@@ -74,10 +78,14 @@ def absent(plan: TargetPlan) -> Mapping[str, str]:
 
 
 def replaced(plan: TargetPlan) -> Mapping[str, str]:
-    """Distributions that the plan puts in the place of the base's: normalised name -> version."""
+    """Distributions that the plan puts in the place of the base's: normalised name -> version.
+
+    None on the host, where the library's file is replaced and the interpreter's packages are left as they are.
+    """
+    overlays = _overlays(plan) if plan.target.kind == "image" else []
     return {
         cell.component.source.pypi: cell.component.source.version or cell.component.version
-        for cell in _overlays(plan)
+        for cell in overlays
         if cell.component.source.pypi
     }
 

@@ -20,7 +20,7 @@ from build.gates.judge.layers import judge_layers, needles
 from build.gates.judge.processes import judge_imports, judge_library_path, judge_maps, judge_ours
 from build.gates.judge.rows import Ending, Verdicts
 from build.gates.judge.software import judge_flaggems, judge_pins, judge_probe, judge_toolchain, judge_vendor
-from build.gates.judge.surface import Surface, judge_entrypoint
+from build.gates.judge.surface import Surface, judge_command, judge_entrypoint
 from build.gates.launcher import ARCHIVE, ContainerLauncher, Launcher, bundle
 from build.gates.place import (
     Place,
@@ -93,9 +93,10 @@ def run_gates(engine: Engine, image_id: str, plan: TargetPlan, inspection: Inspe
 def run_prefix_gates(launcher: Launcher, place: Place, plan: TargetPlan, inspection: Inspection) -> list[GateResult]:
     """The gates that make sense for the host target's prefix, run by `launcher` on this machine."""
     facts = _collect(launcher, None, place, plan, inspection)
+    answer = _timed(lambda: _launch(launcher, [*place.command, "env", "--json"]))
     verdicts = Verdicts()
     _judge_common(verdicts, facts, place, plan, inspection, {}, None)
-    verdicts.skip("entrypoint", "a prefix has no entrypoint, user or labels")
+    judge_command(verdicts, answer, plan, inspection, modules(plan))
     verdicts.skip("library_path", "a prefix changes no library path of the machine")
     verdicts.skip("layers", "a prefix has no layers")
     return _ordered(verdicts)

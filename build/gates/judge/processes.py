@@ -94,7 +94,8 @@ def judge_ours(
 
     artefacts: module -> {path below the package's parent folder: sha256} of the wheelhouse's artefact.
     """
-    rows = []
+    rows: list[Row] = []
+    judged: set[str] = set()
     for line in lines:
         module = line.get("module", "")
         if not module or module == "torch":
@@ -106,11 +107,13 @@ def judge_ours(
         if not line["file"].startswith(folder + "/"):
             rows.append(Row(False, f"import {module} loads {line['file']}, not a file below {folder}", module))
             continue
+        judged.add(line["file"])
         rows += _bytes(folder, module, line, artefacts)
     extensions: dict[str, dict[str, str]] = next((line["extensions"] for line in lines if "extensions" in line), {})
     for name, one in extensions.items():
         top = name.split(".")[0]
-        if name != "deepinfer._C" and one["file"].startswith(place.folder(top) + "/"):
+        if one["file"] not in judged and one["file"].startswith(place.folder(top) + "/"):
+            judged.add(one["file"])
             rows += _bytes(place.folder(top), top, one, artefacts)
     known = [name for name in artefacts if artefacts[name]]
     note = "" if known else "paths only: no artefact of this plan is in the wheelhouse"

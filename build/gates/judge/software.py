@@ -75,11 +75,13 @@ def judge_pins(
     if step is None:
         verdicts.add("pins", [Row(False, "the distributions could not be listed: the image's Python did not start")])
         return
-    now: dict[str, list[str]] = defaultdict(list)
+    now: dict[str, list[Mapping[str, str]]] = defaultdict(list)
     for one in step["distributions"]:
-        now[one["name"]].append(one["version"])
+        now[one["name"]].append(one)
     rows = [_pin(name, version, now.get(name, []), replaced) for name, version in inspection.distributions.items()]
-    added = sorted(f"{name} {found[0]}" for name, found in now.items() if name not in inspection.distributions)
+    added = sorted(
+        f"{name} {found[0]['version']}" for name, found in now.items() if name not in inspection.distributions
+    )
     kept = sum(row.ok is True for row in rows)
     changed = ", ".join(f"{name} {version}" for name, version in replaced.items() if name in now) or "none"
     ours = len(step["ours"])
@@ -87,20 +89,20 @@ def judge_pins(
     verdicts.add("pins", rows, note=note)
 
 
-def _pin(name: str, before: str, now: Sequence[str], replaced: Mapping[str, str]) -> Row:
+def _pin(name: str, before: str, now: Sequence[Mapping[str, str]], replaced: Mapping[str, str]) -> Row:
+    """One distribution of the base. now: those of that name, in the order of the path: the first counts."""
     wanted = replaced.get(name, before)
-    if list(now) == [wanted]:
-        return Row(True, name)
     family = "torch's family: " if name in _TORCH_FAMILY or name.startswith("nvidia-") else ""
     if not now:
         return Row(False, f"{family}{name} {before} of the base is gone")
-    if len(now) > 1:
-        return Row(False, f"{family}{name} is there {len(now)} times: {', '.join(now)}")
-    return Row(
-        False,
-        f"{family}{name} is {now[0]}, the base has {before}"
-        + (f", and {wanted} was declared" if name in replaced else ""),
-    )
+    folder, version = now[0]["folder"], now[0]["version"]
+    beside = [one["version"] for one in now if one["folder"] == folder]
+    if len(beside) > 1:
+        return Row(False, f"{family}{folder} holds {name} {len(beside)} times: {', '.join(beside)}")
+    if version == wanted:
+        return Row(True, name)
+    declared = f", and {wanted} was declared" if name in replaced else ""
+    return Row(False, f"{family}{name} is {version} in {folder}; the base has {before}{declared}")
 
 
 def judge_flaggems(

@@ -40,21 +40,44 @@ def judge_entrypoint(
 ) -> None:
     """Each of the four by itself; `env` also has to agree with plan and labels."""
     rows = [_user(surface.user), _health(surface.health)]
-    try:
-        report = surface.answer.document()
-        parts = {row["name"]: row for row in report["parts"]}
-        version = str(report["deepinfer"]["version"])
-    except (ValueError, KeyError, TypeError):
-        said = surface.answer.problem() if not surface.answer.ok else "it printed something else than its report"
-        rows.append(Row(False, f"the entrypoint with `env --json`: {said}", "deepinfer"))
+    report = _report(surface.answer)
+    if report is None:
+        rows.append(_no_report(surface.answer))
         rows += _labels(surface.labels, surface.document, "", {})
-        verdicts.add("entrypoint", rows, seconds=surface.answer.seconds)
-        return
-    if not surface.answer.ok:
-        rows.append(Row(False, f"the entrypoint with `env --json`: {surface.answer.problem()}"))
-    rows += _parts(parts, plan, inspection, modules)
-    rows += _labels(surface.labels, surface.document, version, parts)
+    else:
+        parts = {row["name"]: row for row in report["parts"]}
+        if not surface.answer.ok:
+            rows.append(Row(False, f"`deepinfer env --json`: {surface.answer.problem()}"))
+        rows += _parts(parts, plan, inspection, modules)
+        rows += _labels(surface.labels, surface.document, str(report["deepinfer"]["version"]), parts)
     verdicts.add("entrypoint", rows, seconds=surface.answer.seconds)
+
+
+def judge_command(
+    verdicts: Verdicts, answer: Ending, plan: TargetPlan, inspection: Inspection, modules: Sequence[str]
+) -> None:
+    """A prefix has a command only: its `env` has to agree with the plan."""
+    report = _report(answer)
+    if report is None:
+        rows = [_no_report(answer)]
+    else:
+        rows = _parts({row["name"]: row for row in report["parts"]}, plan, inspection, modules)
+    verdicts.add("entrypoint", rows, seconds=answer.seconds)
+
+
+def _report(answer: Ending) -> Mapping[str, Any] | None:
+    """What `env --json` printed, None if that is no report."""
+    try:
+        report: dict[str, Any] = answer.document()
+        complete = bool(report["deepinfer"]["version"]) and all("status" in row for row in report["parts"])
+    except (ValueError, KeyError, TypeError):
+        return None
+    return report if complete else None
+
+
+def _no_report(answer: Ending) -> Row:
+    said = answer.problem() if not answer.ok else "it printed something else than its report"
+    return Row(False, f"`deepinfer env --json`: {said}", "deepinfer")
 
 
 def _user(user: str) -> Row:

@@ -21,7 +21,7 @@ def distributions(paths: list[str] | None = None) -> list[dict[str, str]]:
     for one in found:
         name = (one.metadata["Name"] or "").lower().replace("_", "-").replace(".", "-")
         rows.append({"name": name, "version": one.version, "folder": str(one.locate_file(""))})
-    return sorted(rows, key=lambda row: (row["name"], row["folder"]))
+    return rows
 
 
 def _import(name: str) -> dict[str, str]:
