@@ -125,11 +125,16 @@ def _give(home: Path, cache: Path | None) -> dict[str, str]:
     """Set what the JIT compilers read, where the user has not settled it. Returns the reasons."""
     wanted: list[tuple[envs.Foreign, str, str]] = []
     if cache is not None:
-        caches = (envs.TRITON_CACHE_DIR, envs.DG_JIT_CACHE_DIR, envs.EP_JIT_CACHE_DIR)
-        folders = zip(caches, ("triton", "deep_gemm", "deep_ep"), strict=True)
+        # torch.compile, which deep_ep uses at import, else names its folder after a user, whom a bare uid does not have.
+        caches = (
+            envs.TRITON_CACHE_DIR, envs.DG_JIT_CACHE_DIR, envs.EP_JIT_CACHE_DIR, envs.TORCHINDUCTOR_CACHE_DIR,
+        )  # fmt: skip
+        folders = zip(caches, ("triton", "deep_gemm", "deep_ep", "inductor"), strict=True)
         wanted += [(variable, str(cache / name), "under the cache folder") for variable, name in folders]
     if (home / "cuda").is_dir() and platform.system_nvcc() is None:
         wanted.append((envs.CUDA_HOME, str(home / "cuda"), "no other nvcc was found"))
+    if (home / "nccl").is_dir():
+        wanted.append((envs.EP_NCCL_ROOT_DIR, str(home / "nccl"), "replaced NCCL's headers"))
     if not platform.infiniband_devices():
         wanted.append((envs.EP_DISABLE_GIN, "1", "no InfiniBand device"))
     return {variable.name: reason for variable, value, reason in wanted if envs.set_unless_settled(variable, value)}

@@ -151,6 +151,8 @@ CUDA_PATH = Foreign("CUDA_PATH", "CUDA tool chain, read where CUDA_HOME is unset
 TRITON_CACHE_DIR = Foreign("TRITON_CACHE_DIR", "Triton's compiled kernels", ("TRITON_HOME",))
 DG_JIT_CACHE_DIR = Foreign("DG_JIT_CACHE_DIR", "DeepGEMM's compiled kernels", ("DJ_JIT_CACHE_DIR",))
 EP_JIT_CACHE_DIR = Foreign("EP_JIT_CACHE_DIR", "DeepEP's compiled kernels", ("DJ_JIT_CACHE_DIR",))
+TORCHINDUCTOR_CACHE_DIR = Foreign("TORCHINDUCTOR_CACHE_DIR", "torch.compile's kernels")
+EP_NCCL_ROOT_DIR = Foreign("EP_NCCL_ROOT_DIR", "the NCCL whose headers DeepEP compiles with", ("NCCL_DIR",))
 DG_JIT_NVCC_COMPILER = Foreign("DG_JIT_NVCC_COMPILER", "the nvcc that DeepGEMM calls")
 EP_JIT_NVCC_COMPILER = Foreign("EP_JIT_NVCC_COMPILER", "the nvcc that DeepEP calls")
 DJ_JIT_NVCC_COMPILER = Foreign("DJ_JIT_NVCC_COMPILER", "the nvcc of DeepGEMM and DeepEP, where neither has its own")
@@ -171,6 +173,8 @@ FOREIGN: tuple[Foreign, ...] = (
     Foreign("DJ_JIT_CACHE_DIR", "compiled kernels of DeepGEMM and DeepEP, where neither has its own"),
     DJ_JIT_NVCC_COMPILER,
     EP_DISABLE_GIN,
+    EP_NCCL_ROOT_DIR,
+    TORCHINDUCTOR_CACHE_DIR,
     Foreign("EP_SUPPRESS_NCCL_CHECK", "1: DeepEP does not check which NCCL is loaded"),
     NVCC_CCBIN,
     Foreign("CUDA_VISIBLE_DEVICES", "which GPUs this process sees"),

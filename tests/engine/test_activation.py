@@ -22,7 +22,8 @@ import json, os, sys
 import deepinfer
 from deepinfer.activation import activate
 a = activate()
-names = ["CUDA_HOME", "TRITON_CACHE_DIR", "DG_JIT_CACHE_DIR", "EP_JIT_CACHE_DIR", "EP_DISABLE_GIN"]
+names = ["CUDA_HOME", "TRITON_CACHE_DIR", "DG_JIT_CACHE_DIR", "EP_JIT_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR",
+         "EP_NCCL_ROOT_DIR", "EP_DISABLE_GIN"]
 print(json.dumps({
     "home": str(a.home), "home_source": a.home_source, "site": a.site and str(a.site), "cache": str(a.cache),
     "cache_source": a.cache_source, "given": a.given, "notices": a.notices, "path": sys.path,
@@ -60,7 +61,8 @@ def test_the_caches_lie_under_the_named_folder(show: Show, tmp_path: Path) -> No
 
 def test_what_the_user_set_stays(show: Show) -> None:
     mine = {"CUDA_HOME": "/my/cuda", "TRITON_CACHE_DIR": "/my/t", "DG_JIT_CACHE_DIR": "/my/g",
-            "EP_JIT_CACHE_DIR": "/my/e", "EP_DISABLE_GIN": "0"}  # fmt: skip
+            "EP_JIT_CACHE_DIR": "/my/e", "TORCHINDUCTOR_CACHE_DIR": "/my/i", "EP_NCCL_ROOT_DIR": "/my/nccl",
+            "EP_DISABLE_GIN": "0"}  # fmt: skip
     seen = show(**mine)
     assert seen["set"] == mine and seen["given"] == {}
 
@@ -104,6 +106,17 @@ def test_the_layout_of_an_image_is_recognised(show: Show, package: Path) -> None
     seen = show(path=[other, package])
     assert (seen["home"], seen["home_source"]) == (str(home), "around the package")
     assert seen["path"][0] == str(package) and seen["path"].count(str(package)) == 1
+
+
+def test_a_prefix_with_its_own_nccl_tells_deep_ep(show: Show, package: Path) -> None:
+    (package.parent / "image.json").write_text("{}")
+    (package.parent / "nccl").mkdir()
+    assert show(path=[package])["set"]["EP_NCCL_ROOT_DIR"] == f"{package.parent}/nccl"
+
+
+def test_torch_finds_a_cache_folder_for_a_user_without_a_name(show: Show, tmp_path: Path) -> None:
+    seen = show(DEEPINFER_CACHE_DIR=str(tmp_path / "c"))
+    assert seen["set"]["TORCHINDUCTOR_CACHE_DIR"] == f"{tmp_path}/c/inductor"
 
 
 def test_without_image_json_the_folder_around_is_not_home(show: Show, package: Path) -> None:
