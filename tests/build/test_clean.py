@@ -1,0 +1,191 @@
+"""`clean` removes what is the project's, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from build import cache, clean
+from build.containers import LABEL, Engine
+from build.errors import EnvironmentCannot, UsageError
+from build.setup.docker_engine import _identity
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("DEEPINFER_BUILD_CACHE", str(tmp_path / "cache"))
+    return cache.root()
+
+
+def test_cache_goes_only_with_yes(own_cache: Path) -> None:
+    (cache.folder("downloads") / "file").write_text("x")
+    with pytest.raises(UsageError, match="would be removed"):
+        clean.run(cache=True)
+    assert (own_cache / "downloads" / "file").exists()
+    assert clean.run(cache=True, yes=True) == 0
+    assert not own_cache.exists()
+
+
+@pytest.mark.parametrize("tag", [None, "", "Signature: 0\n"])
+def test_folder_without_the_signature_stays(own_cache: Path, tag: str | None) -> None:
+    (own_cache / "CACHEDIR.TAG").unlink() if tag is None else (own_cache / "CACHEDIR.TAG").write_text(tag)
+    (own_cache / "downloads").mkdir()
+    with pytest.raises(EnvironmentCannot, match=r"no CACHEDIR\.TAG"):
+        clean.remove_cache(own_cache)
+    assert (own_cache / "downloads").exists()
+
+
+def test_link_to_a_cache_stays(own_cache: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(own_cache)
+    with pytest.raises(EnvironmentCannot):
+        clean.remove_cache(tmp_path / "link")
+    assert own_cache.exists()
+
+
+def test_what_is_not_the_build_systems_stays_and_is_named(own_cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cache.folder("wheelhouse")
+    (own_cache / "thesis.tex").write_text("x")
+    clean.remove_cache(own_cache)
+    assert sorted(path.name for path in own_cache.iterdir()) == ["CACHEDIR.TAG", "thesis.tex"]
+    assert "thesis.tex" in capsys.readouterr().err
+
+
+def test_links_in_the_cache_are_removed_and_not_followed(own_cache: Path, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "file").touch()
+    (cache.folder("work") / "link").symlink_to(tmp_path / "elsewhere")
+    (own_cache / "rootfs").symlink_to(tmp_path / "elsewhere")
+    locked = cache.folder("parts/readonly")
+    (locked / "file").touch()
+    locked.chmod(0o500)
+    clean.remove_cache(own_cache)
+    assert not own_cache.exists() and (tmp_path / "elsewhere" / "file").exists()
+
+
+def test_cache_in_use_or_needed_stays(own_cache: Path) -> None:
+    with cache.locked("image-cpu"), pytest.raises(EnvironmentCannot, match="a build is using"):
+        clean.remove_cache(own_cache)
+    (cache.folder("host") / "nccl-replaced.json").write_text("[]")
+    with pytest.raises(EnvironmentCannot, match="cannot be put back") as told:
+        clean.remove_cache(own_cache)
+    assert "clean --host" in told.value.next_step and own_cache.exists()
+
+
+def test_every_folder_of_the_cache_is_known_to_clean() -> None:
+    used = set()
+    for path in (cache.REPOSITORY / "build").rglob("*.py"):
+        text = path.read_text()
+        used |= set(re.findall(r'\bfolder\(f?"([a-z]+)', text))
+        used |= set(re.findall(r'cache\.root\(\) / "([a-z]+)"', text))
+    assert used and used <= set(clean.CACHE_FOLDERS)
+
+
+def test_unfinished_files_go_and_whole_ones_stay(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nonexistent/docker.sock")
+    for name in ("downloads/.part-x/wheel.whl", "wheelhouse/.part-y", "wheelhouse/whole"):
+        path = own_cache / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("x")
+    with cache.locked("image-cpu"):
+        clean.run()
+        assert (own_cache / "wheelhouse" / ".part-y").exists()
+    clean.run()
+    left = sorted(str(path.relative_to(own_cache)) for path in own_cache.rglob("*") if path.is_file())
+    assert left == ["CACHEDIR.TAG", "locks/image-cpu.lock", "wheelhouse/whole"]
+
+
+def test_docker_stops_the_recorded_process_alone(own_cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ours, other = subprocess.Popen(["sleep", "300"]), subprocess.Popen(["sleep", "300"])
+    try:
+        (cache.folder("docker") / "dockerd.json").write_text(json.dumps(_identity(ours.pid)))
+        clean.run(docker=True)
+        assert other.poll() is None and f"stopped dockerd (process {ours.pid})" in capsys.readouterr().err
+        clean.run(docker=True)
+        assert "no dockerd that ./run started is running" in capsys.readouterr().err
+    finally:
+        for process in (ours, other):
+            process.kill()
+            process.wait()
+
+
+def test_host_calls_what_puts_nccl_back(capsys: pytest.CaptureFixture[str]) -> None:
+    clean.run(host=True, restore_host=lambda: ["put the old file back"])
+    assert "clean: put the old file back" in capsys.readouterr().err
+
+
+def test_sizes_count_a_file_once_and_follow_no_link(tmp_path: Path) -> None:
+    folder = tmp_path / "sized"
+    folder.mkdir()
+    (folder / "file").write_bytes(b"x" * 100_000)
+    once = clean.size_of(folder)
+    (folder / "again").hardlink_to(folder / "file")
+    (folder / "loop").symlink_to(folder)
+    assert 100_000 <= once <= clean.size_of(folder) < 200_000
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[Engine]:
+    engine = Engine.connect()
+    yield engine
+    for image in engine.client.images.list(filters={"label": f"{LABEL}.cleaning-test"}):
+        engine.client.images.remove(str(image.id), force=True)
+
+
+def _image(engine: Engine, folder: Path, tag: str, base: str = "scratch", **labels: str) -> str:
+    folder.mkdir(exist_ok=True)
+    (folder / "Dockerfile").write_text(
+        f"FROM {base}\nCOPY Dockerfile /{tag.replace(':', '-').replace('/', '-')}\nCMD ['/x']\n"
+    )
+    named = {f"{LABEL}.{name}": value for name, value in {"cleaning-test": "1", **labels}.items()}
+    return engine.build(folder, tag=tag, labels=named, log=folder.parent / "log")
+
+
+@pytest.mark.docker
+def test_images_go_by_name_and_what_others_made_of_them_stays(engine: Engine, tmp_path: Path) -> None:
+    context = tmp_path / "context"
+    base = _image(engine, context, "deepinfer-base:cleaning-one-replica")
+    _image(
+        engine, context, "deepinfer-builder:cleaning-one-0", "deepinfer-base:cleaning-one-replica", image="cleaning-one"
+    )
+    final = _image(
+        engine,
+        context,
+        "registry.example/team/deepinfer:1-x",
+        "deepinfer-base:cleaning-one-replica",
+        image="cleaning-one",
+    )
+    other = _image(engine, context, "deepinfer:cleaning-two", image="cleaning-two")
+    derived = _image(engine, context, "somebody/service:cleaning", "registry.example/team/deepinfer:1-x")
+    engine.client.images.get(other).tag("somebody/kept", "cleaning")
+    gone = clean.clean_images(engine, "cleaning-one, nothing-else")
+    ids = {str(image.id) for image in engine.client.images.list(all=True)}
+    # The user's image keeps the layers it was made from; the names of ours are gone all the same.
+    assert {image.id for image in gone} >= {final} and derived in ids and other in ids
+    for name in ("deepinfer-base:cleaning-one-replica", "registry.example/team/deepinfer:1-x"):
+        assert engine.image_id(name) is None, name
+    assert engine.image_id("deepinfer-builder:cleaning-one-0") is None and base
+    clean.clean_images(engine, "cleaning-t*", keep=[other])
+    assert engine.image_id("deepinfer:cleaning-two") == other
+    clean.clean_images(engine, "cleaning-t*")
+    assert engine.image_id("deepinfer:cleaning-two") is None and engine.image_id("somebody/kept:cleaning") == other
+
+
+@pytest.mark.docker
+def test_containers_of_ours_go_and_those_of_users_keep_their_image(engine: Engine, tmp_path: Path) -> None:
+    image = _image(engine, tmp_path / "context", "deepinfer:cleaning-three", image="cleaning-three")
+    ours = engine.client.containers.create(image, labels={LABEL: "1", f"{LABEL}.owner": "cleaning-three/x"})
+    theirs = engine.client.containers.create(image)
+    try:
+        assert theirs.labels[LABEL] == "1", "labels are inherited, so that they alone say little"
+        assert clean.clean_images(engine, "cleaning-three") == []
+        left = {container.id for container in engine.client.containers.list(all=True)}
+        assert ours.id not in left and theirs.id in left
+        assert engine.image_id("deepinfer:cleaning-three") == image
+    finally:
+        theirs.remove()
+    assert [image.id for image in clean.clean_images(engine, "cleaning-three")] == [image]

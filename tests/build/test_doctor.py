@@ -1,0 +1,90 @@
+"""`doctor` finds what is missing and says what to type."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from build import doctor
+from build.cache import REPOSITORY
+from build.doctor import Row
+from build.errors import EnvironmentCannot
+
+
+def _rows(**changes: str) -> tuple[int, dict[str, dict[str, str]]]:
+    program = "import sys; from build import doctor; sys.exit(doctor.run(json=True))"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=REPOSITORY,
+        env={**os.environ, **changes},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.returncode, {row["name"]: row for row in json.loads(done.stdout)}
+
+
+def test_engine_that_does_not_answer_is_a_failed_row_and_exit_4(tmp_path: Path) -> None:
+    code, rows = _rows(DOCKER_HOST="unix:///nonexistent/docker.sock", DEEPINFER_BUILD_CACHE=str(tmp_path / "cache"))
+    assert code == 4
+    assert rows["Docker engine"]["status"] == "fail" and "/nonexistent/docker.sock" in rows["Docker engine"]["detail"]
+    assert rows["locks"]["status"] == "ok" and "memory" in rows and {"GPU", "GPU 0"} & rows.keys()
+    assert rows["build cache"]["detail"].startswith(str(tmp_path / "cache"))
+
+
+def test_interpreter_without_torch_is_a_row_with_the_command(tmp_path: Path) -> None:
+    bare = tmp_path / "bare"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", bare], check=True)
+    _, rows = _rows(DEEPINFER_PYTHON=str(bare / "bin" / "python"), DOCKER_HOST="unix:///nonexistent/docker.sock")
+    row = rows["torch for the host"]
+    assert row["status"] == "warn" and f"{bare}/bin/python has no torch" in row["detail"]
+    assert f"{bare}/bin/python -m pip install torch" in row["next_step"]
+
+
+def test_interpreter_that_is_not_there_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DEEPINFER_PYTHON", "/nonexistent/python")
+    rows = [row for row in doctor.examine(online=False) if row.status == "fail"]
+    assert any("DEEPINFER_PYTHON=/nonexistent/python is not a program" in row.detail for row in rows)
+
+
+def test_a_cache_that_cannot_be_made_does_not_end_the_examination(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("DEEPINFER_BUILD_CACHE", str(tmp_path / "file" / "cache"))
+    rows = {row.name: row for row in doctor.examine(online=False)}
+    assert rows["cache"].status == "fail" and "DEEPINFER_BUILD_CACHE" in rows["cache"].next_step
+    assert "GPU" in rows or "GPU 0" in rows
+
+
+def test_disk_is_judged_by_what_a_build_needs(tmp_path: Path) -> None:
+    assert doctor.disk_row("disk", tmp_path, 0.0, 0.0).status == "ok"
+    assert doctor.disk_row("disk", tmp_path, 0.0, 1e9).status == "warn"
+    full = doctor.disk_row("disk", tmp_path, 1e9, 1e9)
+    assert full.status == "fail" and "clean --image" in full.next_step
+
+
+def test_table_puts_the_command_below_its_row() -> None:
+    text = doctor.as_table([Row("one", "ok", "fine"), Row("second", "fail", "missing", "type this\n    and that")])
+    assert text.splitlines() == [
+        "ok    one     fine", "fail  second  missing", "              -> type this", "              -> and that",
+    ]  # fmt: skip
+
+
+def test_exit_code_follows_the_rows(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for status, code in (("ok", 0), ("warn", 0), ("fail", EnvironmentCannot.exit_code)):
+        row = Row("only", status, "detail")  # type: ignore[arg-type]
+        monkeypatch.setattr(doctor, "examine", lambda *, online, row=row: iter([row]))
+        assert doctor.run() == code and "detail" in capsys.readouterr().out
+
+
+@pytest.mark.docker
+def test_engine_that_answers_is_described() -> None:
+    _, rows = _rows()
+    assert rows["Docker engine"]["status"] in ("ok", "warn") and "storage" in rows["Docker engine"]["detail"]
+    assert rows["BuildKit"]["status"] == "ok"

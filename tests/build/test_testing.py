@@ -1,0 +1,130 @@
+"""The `test` verb: what it runs in which order, how it ends, what it leaves behind."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from build import testing
+from build.cache import REPOSITORY
+from build.clean import our_images
+from build.containers import LABEL, Engine
+from build.errors import EnvironmentCannot
+from build.testing import Result, Stage
+
+
+def _stage(name: str, program: str, **more: object) -> Stage:
+    return Stage(name, (sys.executable, "-c", program), **more)  # type: ignore[arg-type]
+
+
+def test_the_run_is_unit_tests_then_one_image_after_the_other() -> None:
+    plan = testing.stages()
+    assert [(stage.name, stage.image) for stage in plan] == [
+        ("unit tests", ""),
+        ("cpu: build and gates", "cpu"),
+        ("cpu: Docker tests", "cpu"),
+        ("flagtree: build and gates", "flagtree"),
+        ("flagtree: Docker tests", "flagtree"),
+    ]
+    for stage in plan[1::2]:
+        assert stage.argv[-5:] == ("build", "--image", stage.image, "--base", "replica")
+    assert plan[2].argv[-2:] == ("-k", "not flagtree") and plan[4].argv[-2:] == ("-k", "flagtree")
+
+
+def test_first_failure_ends_the_run_with_its_status(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    mark = tmp_path / "ran"
+    plan = [
+        _stage("first", "pass"),
+        _stage("second", "raise SystemExit(3)"),
+        _stage("third", f"open({str(mark)!r}, 'w')"),
+    ]
+    assert testing.run(plan=plan) == 3 and not mark.exists()
+    table = capfd.readouterr().err
+    assert "first   passed" in table and "second  failed (3)" in table and "third   not run" in table
+
+
+def test_empty_selection_fails_unless_it_may_be_empty() -> None:
+    assert testing.run(plan=[_stage("none", "raise SystemExit(5)")]) == 5
+    assert testing.run(plan=[_stage("none", "raise SystemExit(5)", may_be_empty=True)]) == 0
+
+
+def test_stages_have_no_stdin_and_see_no_word_of_the_set_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DEEPINFER_SETUP", "1")
+    program = "import os, sys; sys.exit(bool(sys.stdin.read()) or 'DEEPINFER_SETUP' in os.environ)"
+    assert testing.run(plan=[_stage("only", program)]) == 0
+    program = f"import os, sys; sys.exit(os.getcwd() != {str(REPOSITORY)!r})"
+    assert testing.run(plan=[_stage("only", program)]) == 0
+
+
+def test_arguments_go_to_pytest_as_they_are(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "test_it.py").write_text("def test_a(): pass\ndef test_b(): pass\n")
+    where = ["--rootdir", str(tmp_path), "-p", "no:cacheprovider", str(tmp_path / "test_it.py")]
+    assert testing.run([*where, "-k", "test_a or nothing"]) == 0
+    assert "1 passed, 1 deselected" in capfd.readouterr().out
+    quoted = " ".join(f"'{word}'" for word in where)
+    assert testing.run(f"{quoted} -k 'test_a or test_b'") == 0
+    assert "2 passed" in capfd.readouterr().out
+    assert testing.run([*where, "-k", "nothing"]) == testing.NO_TESTS_COLLECTED
+
+
+def test_no_engine_is_told_before_an_image_is_begun(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nonexistent/docker.sock")
+    mark = tmp_path / "ran"
+    with pytest.raises(EnvironmentCannot, match="no Docker engine"):
+        testing.run(plan=[_stage("unit", "pass"), _stage("build", f"open({str(mark)!r}, 'w')", image="cpu")])
+    assert not mark.exists()
+
+
+def test_disk_that_is_too_small_is_told_with_both_figures(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    testing.check_room("cpu", [])
+    monkeypatch.setitem(testing.NEEDED_GB, "cpu", 1e9)
+    with pytest.raises(EnvironmentCannot, match=r"takes 1000000000 GB, and .* GB free"):
+        testing.check_room("cpu", [tmp_path])
+
+
+def test_peak_of_the_disk_outlasts_what_was_deleted(tmp_path: Path) -> None:
+    with testing.peak_use([tmp_path], every=0.01) as peak:
+        with (tmp_path / "big").open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, 400_000_000)
+            for _ in range(500):
+                if peak[0] > 0.2:
+                    break
+                testing.time.sleep(0.01)
+        (tmp_path / "big").unlink()
+    assert peak[0] > 0.2
+
+
+def test_table_adds_up() -> None:
+    rows = [
+        Result(Stage("a", ()), 0, 10.2),
+        Result(Stage("b", (), "cpu"), 6, 60.0, 7.25),
+        Result(Stage("c", (), "cpu")),
+    ]
+    text = testing.as_table(rows)
+    assert "+7.2 GB" in text and "failed (6)" in text and "not run" in text and "70 s" in text
+
+
+@pytest.mark.docker
+def test_what_a_stage_adds_to_docker_is_removed_and_nothing_else(tmp_path: Path) -> None:
+    engine = Engine.connect()
+    (tmp_path / "Dockerfile").write_text(f"FROM scratch\nCOPY Dockerfile /{tmp_path.name}\n")
+    kept = engine.build(
+        tmp_path, tag="deepinfer:freeing-old", labels={f"{LABEL}.image": "freeing"}, log=tmp_path / "log"
+    )
+    program = (
+        "from pathlib import Path; from build.containers import LABEL, Engine\n"
+        f"folder = Path({str(tmp_path)!r}); (folder / 'Dockerfile').write_text('FROM scratch\\nCOPY log /new\\n')\n"
+        "labels = {f'{LABEL}.image': 'freeing'}\n"
+        "Engine.connect().build(folder, tag='deepinfer:freeing', labels=labels, log=folder / 'l')\n"
+    )
+    try:
+        assert testing.run(plan=[_stage("adds", program, image="freeing")]) == 0
+        assert engine.image_id("deepinfer:freeing") is None and engine.image_id("deepinfer:freeing-old") == kept
+        assert testing.run(plan=[_stage("adds", program, image="freeing")], keep=True) == 0
+        assert engine.image_id("deepinfer:freeing") is not None
+        assert any(image.target == "freeing" for image in our_images(engine))
+    finally:
+        engine.remove_images({f"{LABEL}.image": "freeing"})
