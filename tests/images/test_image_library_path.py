@@ -14,7 +14,7 @@ from build.bases.resolve import resolve_base
 from build.containers import LABEL, Engine
 from build.image.assemble import Built, assemble
 from build.image.library_path import examine
-from build.inspection import Inspection
+from build.inspection import Inspection, Library
 from build.matrix.load import load_matrix
 from build.plan import make_plan
 from build.sources import collect_sources
@@ -124,3 +124,38 @@ def test_the_image_declares_it_and_its_inspection_needs_no_second_cure(ground: G
 def test_no_variable_of_the_image_is_part_of_the_cure(ground: Ground) -> None:
     environment = ground.engine.image_config(ground.built.image_id)["Config"]["Env"]
     assert not [entry for entry in environment if entry.startswith("LD_")]
+
+
+@pytest.fixture(scope="module")
+def odd_base(ground: Ground) -> str:
+    """The base with a broken link, a text and a directory where a runtime should be, and without ldconfig."""
+    script = (
+        "mkdir -p /srv/text /srv/link /srv/folder/libcudart.so.12 && echo 'GROUP ( x )' > /srv/text/libcudart.so.12 && "
+        "ln -s /gone/libcudart.so.12 /srv/link/libcudart.so.12 && rm -f /sbin/ldconfig /usr/sbin/ldconfig"
+    )
+    with ground.engine.container(ground.base, ["sh", "-c", script], user="0", owner=NAME) as container:
+        container.start()
+        assert container.wait(60) == 0, container.output()
+        container.raw.commit("deepinfer-test", "odd-base", changes=[f"LABEL {LABEL}.image={NAME}"])
+    return "deepinfer-test:odd-base"
+
+
+def test_a_real_base_is_asked_what_its_candidates_are(ground: Ground, odd_base: str) -> None:
+    odd = tuple(
+        Library(f"/srv/{name}/libcudart.so.12", "libcudart.so.12") for name in ("text", "link", "folder", "gone")
+    )
+    inspection = dataclasses.replace(ground.inspection, cudart=odd)
+    found = examine(ground.engine, odd_base, inspection)
+    assert found.copies == ()
+    assert sorted(found.notes) == [
+        "/srv/folder/libcudart.so.12: cannot be read: Is a directory",
+        "/srv/gone/libcudart.so.12: cannot be read: No such file or directory",
+        "/srv/link/libcudart.so.12: a link to /gone/libcudart.so.12, which is not there",
+        "/srv/text/libcudart.so.12: not an ELF file",
+    ]
+
+
+def test_a_base_without_ldconfig_is_told_and_not_changed(ground: Ground, odd_base: str) -> None:
+    found = examine(ground.engine, odd_base, ground.inspection)
+    assert found.copies == ()
+    assert "libcudart.so.12 cannot be put on the base's library path: it has no ldconfig" in found.problem

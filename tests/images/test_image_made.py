@@ -220,3 +220,21 @@ def test_killed_in_the_middle_the_old_image_stays_and_the_next_run_ends_well(gro
     finished = ground.assemble(image_key="a" * 64)
     assert not folder.exists()
     assert run(ground, finished, "id", "-u").strip() == "10001"
+
+
+def test_two_assemblies_at_once_make_one_image(ground: Ground) -> None:
+    key = "b" * 64
+    children = []
+    for _ in range(2):
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                dataclasses.replace(ground, engine=Engine.connect()).assemble(image_key=key)
+                status = 0
+            finally:
+                os._exit(status)
+        children.append(child)
+    assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0, 0]
+    made = ground.engine.client.images.list(filters={"label": f"{LABEL}.key={key}"})
+    assert len(made) == 1
