@@ -80,21 +80,33 @@ def test_refused_start_prints_what_to_type(monkeypatch: pytest.MonkeyPatch, tmp_
     assert "--no-setup" in told.value.cause and "dockerd" in told.value.next_step
 
 
-@pytest.mark.docker
-@pytest.mark.skipif(os.geteuid() != 0, reason="starts dockerd, which needs root")
-def test_engine_is_started_apart_and_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if shutil.which("dockerd", path=docker_engine._system_path()) is None:
-        pytest.skip("dockerd is not installed")
-    socket = tmp_path / "docker.sock"
+@pytest.fixture
+def isolated_dockerd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Put a dockerd first on PATH that lives in a network of its own; gives the options that keep its files apart.
+
+    In this machine's network a second dockerd would take the first one's bridge away.
+    """
+    program = shutil.which("dockerd", path=docker_engine._system_path())
+    if os.geteuid() != 0 or program is None:
+        pytest.skip("starts dockerd, which is not installed or needs root")
+    wrapper = tmp_path / "bin" / "dockerd"
+    wrapper.parent.mkdir()
+    wrapper.write_text(f'#!/bin/sh\nexec unshare --net -- {program} "$@"\n')
+    wrapper.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{wrapper.parent}:{os.environ['PATH']}")
     monkeypatch.delenv("DOCKER_HOST", raising=False)
-    monkeypatch.setattr(docker_engine, "DEFAULT_SOCKET", str(socket))
+    monkeypatch.setattr(docker_engine, "DEFAULT_SOCKET", str(tmp_path / "docker.sock"))
     folders = [f"--data-root={tmp_path}/data", f"--exec-root={tmp_path}/exec", f"--pidfile={tmp_path}/pid"]
-    options = [f"--host=unix://{socket}", *folders, "--bridge=none", "--iptables=false", "--ip-masq=false"]
-    assert docker_engine.start(stays=True, options=options)
+    return [f"--host=unix://{tmp_path}/docker.sock", *folders, "--bridge=none", "--iptables=false", "--ip-masq=false"]
+
+
+@pytest.mark.docker
+def test_engine_is_started_apart_and_stopped(isolated_dockerd: list[str]) -> None:
+    assert docker_engine.start(stays=True, options=isolated_dockerd)
     pid = docker_engine.started_by_us()
     assert pid is not None and docker_engine.refusal() == ""
     assert os.getsid(pid) == pid  # a session of its own: the terminal's end does not end it
-    assert not docker_engine.start(stays=True, options=options)
+    assert not docker_engine.start(stays=True, options=isolated_dockerd)
     with docker_engine.running(may_install=False):
         pass
     assert docker_engine.started_by_us() == pid, "one that ran before stays"
@@ -102,12 +114,7 @@ def test_engine_is_started_apart_and_stopped(tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.docker
-@pytest.mark.skipif(os.geteuid() != 0, reason="starts dockerd, which needs root")
-def test_engine_that_cannot_start_is_told_with_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if shutil.which("dockerd", path=docker_engine._system_path()) is None:
-        pytest.skip("dockerd is not installed")
-    monkeypatch.delenv("DOCKER_HOST", raising=False)
-    monkeypatch.setattr(docker_engine, "DEFAULT_SOCKET", str(tmp_path / "docker.sock"))
+def test_engine_that_cannot_start_is_told_with_its_log(isolated_dockerd: list[str]) -> None:
     with pytest.raises(EnvironmentCannot, match="does not answer") as told:
         docker_engine.start(stays=True, options=["--no-such-option"])
     assert told.value.log is not None and "no-such-option" in told.value.log.read_text()
