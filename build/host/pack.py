@@ -1,8 +1,8 @@
 """Fill a folder of packs on a machine with a network, for `./run build --image host --offline FOLDER` elsewhere.
 
-    ./run -- python -m build.host.pack FOLDER [--python 3.12] [wheels sources elfutils triton]
+    ./run -- python -m build.host.pack FOLDER [--python 3.12] [wheels runtime sources elfutils triton]
 
-wheels: build.lock's, for Python 3.11 to 3.13.  sources: the sdists and NCCL's wheel.  elfutils: headers of libdw and
+wheels: build.lock's, for Python 3.11 to 3.13.  runtime: what the engine needs beside torch.  sources: the sdists and NCCL's wheel.  elfutils: headers of libdw and
 libelf, from Debian.  triton: the versions of locks/triton.lock for the target's Python.  Without names: all of them.
 Every file is checked by its hash and written whole; running it again fetches only what is missing.
 """
@@ -44,6 +44,14 @@ def pack_wheels(folder: Path, python: str) -> None:
             put(wheel, folder / "wheels")
 
 
+def pack_runtime(folder: Path, python: str) -> None:
+    """The engine's run-time dependencies for the other machine's Python; it takes only those that it lacks."""
+    lock = load_matrix().targets["host"].runtime_lock
+    if lock is not None:
+        for wheel in fetched_wheels(fetch_lock(cache.REPOSITORY / lock, python)).values():
+            put(wheel, folder / "runtime")
+
+
 def pack_sources(folder: Path, python: str) -> None:
     """The sdists of DeepGEMM and DeepEP, and NCCL's wheel (361 MB unpacked)."""
     matrix = load_matrix()
@@ -80,7 +88,13 @@ def pack_triton(folder: Path, python: str) -> None:
                 put(wheel, folder)
 
 
-PACKS = {"wheels": pack_wheels, "sources": pack_sources, "elfutils": pack_elfutils, "triton": pack_triton}
+PACKS = {
+    "wheels": pack_wheels,
+    "runtime": pack_runtime,
+    "sources": pack_sources,
+    "elfutils": pack_elfutils,
+    "triton": pack_triton,
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -88,7 +102,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m build.host.pack", description="Fill a folder of offline packs.")
     parser.add_argument("folder", type=Path)
     parser.add_argument("names", nargs="*", choices=[[], *PACKS], metavar=f"{{{','.join(PACKS)}}}")
-    parser.add_argument("--python", default="3.12", help="the other machine's Python, for Triton (default: 3.12)")
+    parser.add_argument("--python", default="3.12", help="the other machine's Python (default: 3.12)")
     args = parser.parse_args(argv)
     try:
         for name in args.names or PACKS:

@@ -30,8 +30,8 @@ from build.plan import TargetPlan
 from build.wheels.results import CellResult
 
 LAUNCHER = """#!/bin/sh
-# Runs DeepInfer's command with the interpreter that it was built for, and nothing else on that interpreter's path.
-PYTHONPATH={site}${{PYTHONPATH:+:$PYTHONPATH}} exec {python} -m deepinfer "$@"
+# Runs DeepInfer's command with the interpreter that it was built for. -P: not what lies in the current folder.
+PYTHONPATH={site}${{PYTHONPATH:+:$PYTHONPATH}} exec {python} -P -m deepinfer "$@"
 """
 
 
