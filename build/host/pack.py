@@ -2,8 +2,9 @@
 
     ./run -- python -m build.host.pack FOLDER [--python 3.12] [wheels runtime sources elfutils triton]
 
-wheels: build.lock's, for Python 3.11 to 3.13.  runtime: what the engine needs beside torch.  sources: the sdists and NCCL's wheel.  elfutils: headers of libdw and
-libelf, from Debian.  triton: the versions of locks/triton.lock for the target's Python.  Without names: all of them.
+wheels: build.lock's, for Python 3.11 to 3.13.  runtime: what the engine needs beside torch.  sources: the sdists
+and NCCL's wheel.  elfutils: headers of libdw and libelf, from Debian.  triton: the versions of locks/triton.lock for
+the target's Python.  Without names: all of them.
 Every file is checked by its hash and written whole; running it again fetches only what is missing.
 """
 
@@ -101,9 +102,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Fill the folder; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m build.host.pack", description="Fill a folder of offline packs.")
     parser.add_argument("folder", type=Path)
-    parser.add_argument("names", nargs="*", choices=[[], *PACKS], metavar=f"{{{','.join(PACKS)}}}")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(PACKS)}; all without any")
     parser.add_argument("--python", default="3.12", help="the other machine's Python (default: 3.12)")
-    args = parser.parse_args(argv)
+    args = parser.parse_intermixed_args(argv)
+    unknown = [name for name in args.names if name not in PACKS]
+    if unknown:
+        parser.error(f"unknown packs: {', '.join(unknown)}; there are {', '.join(PACKS)}")
     try:
         for name in args.names or PACKS:
             PACKS[name](args.folder.absolute(), args.python)
