@@ -87,7 +87,13 @@ class Container:
 
     def wait(self, timeout: float | None = None) -> int:
         """The program's exit status; killed (status 124) after `timeout` seconds."""
-        killer = threading.Timer(timeout, self.kill) if timeout is not None else None
+        late = threading.Event()
+
+        def end() -> None:
+            late.set()
+            self.kill()
+
+        killer = threading.Timer(timeout, end) if timeout is not None else None
         if killer is not None:
             killer.start()
         try:
@@ -95,7 +101,7 @@ class Container:
         finally:
             if killer is not None:
                 killer.cancel()
-        return 124 if killer is not None and killer.finished.is_set() and status == 137 else status
+        return 124 if late.is_set() and status == 137 else status
 
     def output(self) -> tuple[str, str]:
         """Everything printed on stdout and stderr so far."""
