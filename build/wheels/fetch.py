@@ -84,8 +84,11 @@ def _file(component: Component, source: Source, offline: Path | None) -> Path:
 
 
 def _kept(digest: str) -> Path | None:
-    """The verified file in the cache; one that was damaged is removed."""
-    for path in (cache.root() / "downloads" / digest).glob("[!.]*"):
+    """The verified file in the cache; what was damaged or cut off by a kill is removed. The download's lock is held."""
+    folder = cache.root() / "downloads" / digest
+    for part in folder.glob(".part-*"):
+        part.unlink()
+    for path in folder.glob("[!.]*"):
         if file_sha256(path) == digest:
             return path
         print(f"downloads: {path.name} is damaged; removed, to be fetched again", file=sys.stderr)

@@ -69,7 +69,7 @@ def wait_for(text: str, log: Path) -> None:
 
 
 def test_a_wheel_is_compiled_without_network_kept_and_found_again(bench: Bench, tmp_path: Path) -> None:
-    component = tiny("tiny", write_source(tmp_path / "tiny"))
+    component = tiny("tiny", write_source(tmp_path / "ti ny; $(exit 3)'"))
     result = bench.build({"k": component})["tiny"]
     assert result.status == "built" and result.artefact is not None and result.log is not None
     meta = json.loads((result.artefact.parent / "meta.json").read_text())
