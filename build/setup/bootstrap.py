@@ -31,7 +31,10 @@ def main(argv: Sequence[str]) -> int:
             return 0
         if os.environ.get("DEEPINFER_PYTHON"):
             _go(request, *_given_interpreter(request))
-        _go(request, *_own_environment(request))
+        found = _own_environment(request)
+        if isinstance(found, int):
+            return found
+        _go(request, *found)
     except BuildError as problem:
         print(problem, file=sys.stderr)
         return problem.exit_code
@@ -55,22 +58,32 @@ def _is_task(decorator: ast.expr) -> bool:
     return isinstance(called, ast.Name) and called.id == "task"
 
 
-def _own_environment(request: Request) -> tuple[Path, dict[str, str]]:
-    """Set up `.venv` and Docker as far as the request needs them; its Python, and the variables it runs with."""
+def _own_environment(request: Request) -> tuple[Path, dict[str, str]] | int:
+    """Set up `.venv` and Docker as far as the request needs them; its Python, and the variables it runs with.
+
+    An exit code where something was refused and told already.
+    """
     from build.setup.environment import Environment
 
     environment = Environment(REPOSITORY)
+    if request.needs_docker or request.runs_image_tests:
+        from build.setup import docker_engine
+
+        refused = docker_engine.refused(may_install=request.may_install)
+        if refused is not None and not request.may_install:
+            print(refused, file=sys.stderr)  # and go on to what else is missing: all is told at once
+        elif refused is not None:
+            raise refused  # now, and not after a long install
+    else:
+        refused = None
     if environment.missing(request.sets):
         from build.setup import install
 
         install.ensure(environment, request.sets, may_install=request.may_install)
-    if request.needs_docker or request.runs_image_tests:
-        from build.setup import docker_engine
-
-        if request.runs_image_tests:  # it starts the engine when its turn comes, and stops it again
-            docker_engine.check_possible(may_install=request.may_install)
-        else:
-            docker_engine.ensure(may_install=request.may_install, stays=True)
+    if refused is not None:
+        return refused.exit_code
+    if request.needs_docker:  # the tests of the images start the engine when their turn comes, and stop it again
+        docker_engine.ensure(may_install=request.may_install, stays=True)
     path = f"{environment.python.parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
     return environment.python, {"VIRTUAL_ENV": str(environment.folder), "PATH": path}
 

@@ -72,11 +72,12 @@ def _refusal_by_client() -> str:
     return "" if done.returncode == 0 else (done.stderr.strip().splitlines() or ["docker version failed"])[-1]
 
 
-def check_possible(*, may_install: bool) -> None:
-    """Raise now if `ensure` would be refused later; starts and installs nothing."""
+def refused(*, may_install: bool) -> EnvironmentCannot | None:
+    """The error that `ensure` would raise because it may not set up an engine; installs and starts nothing."""
     problem = refusal()
     if problem and (os.environ.get("DOCKER_HOST") or not may_install or not system.is_root()):
-        raise _cannot(problem, may_install=may_install)
+        return _cannot(problem, may_install=may_install)
+    return None
 
 
 def ensure(*, may_install: bool, stays: bool) -> bool:

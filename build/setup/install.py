@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
@@ -48,8 +49,8 @@ def ensure(environment: Environment, sets: Sequence[str], *, may_install: bool) 
         if reason:
             system.say(f"making {environment.folder} anew: {reason}")
             shutil.rmtree(environment.folder)
-        if "engine" in environment.missing(sets):
-            _ensure_compiler(may_install)
+        if "engine" in environment.missing(sets) and (packages := _missing_compiler()):
+            system.install(packages, "deepinfer._C is compiled for the tests", may_install=True)
         if not environment.folder.exists():
             _create(environment, lock)
         for name in sets:
@@ -65,14 +66,17 @@ def base_python() -> Path:
 
 def commands(environment: Environment, sets: Sequence[str]) -> list[str]:
     """What a user types to have `sets` in `.venv`."""
-    if environment.distrusted():
-        lines = [f"rm -rf {_quoted(environment.folder)}", f"{base_python()} -m venv {_quoted(environment.folder)}"]
-    elif not environment.folder.exists():
-        lines = [f"{base_python()} -m venv {_quoted(environment.folder)}"]
-    else:
-        lines = []
+    missing = environment.missing(sets)
+    anew = bool(environment.distrusted())
+    packages = _missing_compiler() if "engine" in missing else []
+    lines = [f"rm -rf {_quoted(environment.folder)}"] if anew else []
+    if anew or not environment.folder.exists():
+        packages += _missing_venv()
+        lines.append(f"{base_python()} -m venv {_quoted(environment.folder)}")
+    if packages:
+        lines.insert(0, system.install_command(packages))
     python = _quoted(environment.python)
-    for name in environment.missing(sets):
+    for name in missing:
         if name == "engine":
             target = _quoted(environment.repository)
             lines.append(f"{python} -m pip install --no-deps --no-build-isolation -e {target}")
@@ -82,8 +86,7 @@ def commands(environment: Environment, sets: Sequence[str]) -> list[str]:
 
 
 def _quoted(path: Path) -> str:
-    text = str(path)
-    return text if all(letter.isalnum() or letter in "/._-+" for letter in text) else f"'{text}'"
+    return shlex.quote(str(path))
 
 
 def _refusal(environment: Environment, sets: Sequence[str]) -> EnvironmentCannot:
@@ -110,18 +113,20 @@ def _check_possible(environment: Environment) -> None:
         )
 
 
-def _ensure_compiler(may_install: bool) -> None:
-    packages = [] if shutil.which("c++") or shutil.which("g++") else ["g++"]
+def _missing_compiler() -> list[str]:
+    packages = [] if shutil.which("c++") else ["g++"]
     if not (Path(sysconfig.get_path("include")) / "Python.h").exists():
         packages.append(f"python3.{sys.version_info.minor}-dev")
-    if packages:
-        system.install(packages, "deepinfer._C is compiled for the tests", may_install=may_install)
+    return packages
+
+
+def _missing_venv() -> list[str]:
+    return [] if importlib.util.find_spec("ensurepip") else [f"python3.{sys.version_info.minor}-venv"]
 
 
 def _create(environment: Environment, lock: int) -> None:
-    if importlib.util.find_spec("ensurepip") is None:
-        package = f"python3.{sys.version_info.minor}-venv"
-        system.install([package], f"{base_python()} cannot make .venv without it", may_install=True)
+    if packages := _missing_venv():
+        system.install(packages, f"{base_python()} cannot make .venv without it", may_install=True)
     system.say(f"making {environment.folder} with {base_python()} (Python {platform.python_version()})")
     environment.folder.mkdir()
     environment.write_record(busy=True, anew=True)

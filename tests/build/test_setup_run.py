@@ -81,6 +81,8 @@ def test_usage_errors_are_exit_1_and_an_unknown_verb_too(ready: Project) -> None
 def test_no_setup_prints_commands_that_are_enough(project: Project) -> None:
     refused = project.run("--no-setup", "show")
     assert refused.code == 4 and not (project.root / ".venv").exists()
+    both = project.run("--no-setup", "build", DOCKER_HOST="unix:///nonexistent/docker.sock")
+    assert both.code == 4 and "no Docker engine" in both.err and " -m venv " in both.err, "all is told at once"
     lines = [line.strip() for line in refused.err.splitlines() if " -m venv " in line or " pip install " in line]
     assert len(lines) == 2
     for line in lines:
