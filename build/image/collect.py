@@ -13,6 +13,7 @@ from build import cache
 from build.bases.resolve import Base
 from build.containers import Engine
 from build.errors import BuildError, EnvironmentCannot
+from build.image import lay
 from build.image.describe import describe
 from build.image.library_path import LibraryPath, examine
 from build.image.names import engine_version, immutable_tag
@@ -82,11 +83,21 @@ def collect_parts(
         tag,
         version,
         (toolchain, runtime, ours, nccl, system, maker.deepinfer(document)),
-        choice.environment(inspection),
+        choice.environment(inspection) | user_name(inspection.environment),
         copies,
         document,
         tuple(_warnings(choice, runtime.facts, library_path)),
     )
+
+
+def user_name(base: Mapping[str, str]) -> dict[str, str]:
+    """The variable that names a user to those whom /etc/passwd does not know, where the base has none.
+
+    Importing torch._inductor, which deep_ep does, asks for the user's name whatever the cache variables say, and ends
+    with an error under a bare uid (`docker run --user 12345`, or a cluster that gives every pod its own).
+    """
+    asked = ("LOGNAME", "USER", "LNAME", "USERNAME")  # what getpass.getuser looks at, in this order
+    return {} if any(base.get(name) for name in asked) else {"USER": lay.USER}
 
 
 def _warnings(choice: ToolchainChoice, runtime: Mapping[str, Any], library_path: LibraryPath) -> list[str]:

@@ -11,6 +11,7 @@ import pytest
 from build.call import CallFailed
 from build.errors import BuildError, GateFailed
 from build.image.assemble import OURS_LIMIT, check_size, check_space, explain_failure
+from build.image.collect import user_name
 from build.image.parts import Part
 
 STEP = '#15 [11/13] RUN "/usr/bin/python3" -I /dev/steps/lay.py system\n'
@@ -53,3 +54,8 @@ def test_more_of_ours_than_allowed_fails_as_a_gate_does() -> None:
     check_size("flagtree", {"ours": OURS_LIMIT})
     with pytest.raises(GateFailed, match=r"ours adds 60\.1 MB"):
         check_size("flagtree", {"ours": 60_100_000})
+
+
+def test_a_user_is_named_only_where_the_base_names_none() -> None:
+    assert user_name({"PATH": "/bin", "USER": ""}) == {"USER": "deepinfer"}
+    assert user_name({"LOGNAME": "vendor"}) == {}

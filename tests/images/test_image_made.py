@@ -111,13 +111,17 @@ def test_the_user_is_not_root_and_the_cache_is_writable_by_any(ground: Ground, b
     ]
 
 
+def test_what_asks_for_a_users_name_works_under_a_bare_uid(ground: Ground, built: Built) -> None:
+    run(ground, built, ground.inspection.executable, "-c", "import deepinfer, torch._inductor.codecache", user="12345")
+
+
 def test_what_the_image_is_set_to_do(ground: Ground, built: Built) -> None:
     config = ground.engine.image_config(built.image_id)["Config"]
     below = ground.engine.image_config(ground.base.image_id)["Config"]
     assert (config["Entrypoint"], config["Cmd"]) == (["deepinfer"], ["env"])
     assert (config["User"], config["WorkingDir"]) == ("10001:10001", "/")
     assert config.get("ExposedPorts") is None
-    assert set(config["Env"]) == {*below["Env"], "DEEPINFER_CACHE_DIR=/cache"}
+    assert set(config["Env"]) == {*below["Env"], "DEEPINFER_CACHE_DIR=/cache", "USER=deepinfer"}
     kind, *check = config["Healthcheck"]["Test"]
     assert kind == "CMD"
     run(ground, built, *check, user="12345")
