@@ -105,7 +105,9 @@ class Verdicts:
             shown = [row.text for row in failed[:_ALL_SHOWN]]
             if len(failed) > _ALL_SHOWN:
                 shown.append(f"and {len(failed) - _ALL_SHOWN} more")
-            self.results.append(GateResult(name, False, "\n".join([*shown, f"cure: {_CURES[name]}"]), seconds))
+            # File names need not be text; what is shown, logged and written as JSON has to be.
+            detail = "\n".join([*shown, f"cure: {_CURES[name]}"]).encode(errors="backslashreplace").decode()
+            self.results.append(GateResult(name, False, detail, seconds))
         elif not passed:
             reason = "; ".join(skipped) or note or "there is nothing to look at"
             self.results.append(GateResult(name, True, "", seconds, reason))

@@ -60,7 +60,7 @@ def read_elf(path: Path, *, symbols: bool = True) -> Elf:
         with data:
             try:
                 return _parse(data, symbols)
-            except (struct.error, IndexError) as broken:
+            except (struct.error, IndexError, OverflowError) as broken:
                 raise NotElf(f"{path} is not a whole 64-bit ELF file: {broken}") from broken
 
 

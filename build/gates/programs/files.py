@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import gzip
+import json
 import os
 import re
 import stat
@@ -82,15 +83,13 @@ def listing() -> dict[str, str]:
 
 
 def packed_listing() -> str:
-    """The listing as one line of text: gzip, then base64."""
-    lines = "\n".join(f"{path}\0{facts}" for path, facts in listing().items())
-    return base64.b64encode(gzip.compress(lines.encode(errors="surrogateescape"), 3)).decode()
+    """The listing as one line of text: JSON (which any file name survives), gzip, then base64."""
+    return base64.b64encode(gzip.compress(json.dumps(listing()).encode(), 3)).decode()
 
 
 def added_files(base: Path, own: list[str]) -> list[str]:
     """Paths that the packed listing in the file `base` lacks or knows otherwise, but for `own`, the gates' files."""
-    text = gzip.decompress(base64.b64decode(base.read_bytes())).decode(errors="surrogateescape")
-    before = dict(line.split("\0", 1) for line in text.split("\n") if line)
+    before = json.loads(gzip.decompress(base64.b64decode(base.read_bytes())))
     return sorted(path for path, facts in listing().items() if before.get(path) != facts and path not in own)
 
 
