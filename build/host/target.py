@@ -96,19 +96,16 @@ def check(
     gates = _gates(plan, inspection, prefix)
     if gpus == 0:
         return gates, []
-    packs = OfflineFolder(offline).tritons() if offline else {}
+    # Offline nothing is fetched: a Triton that has not arrived is a row that says so.
+    found = OfflineFolder(offline).tritons() if offline else {version: triton_dir(version) for version in versions()}
     unsupported = {cell.component.name: cell.reason for cell in plan.cells if cell.status == "unsupported"}
-    tritons = {version: str(folder) for version, folder in (packs or _fetched_tritons()).items()}
+    tritons = {version: str(folder) for version, folder in found.items()}
     rows = run_stage(_launcher(inspection, prefix), gpus, tritons, unsupported=unsupported, on_row=_show)
     return gates, rows
 
 
 def _show(row: StageResult) -> None:
     print(f"{row.name}: {row.state} {row.reason or row.skipped}", file=sys.stderr, flush=True)
-
-
-def _fetched_tritons() -> dict[str, Path]:
-    return {version: triton_dir(version) for version in versions()}
 
 
 def _launcher(
