@@ -77,7 +77,8 @@ def make_recipe(component: Component, places: Places, *, jobs: int) -> Recipe:
     """The compile of an extension or wheel component. `jobs`: compiler processes at once."""
     setup = (places.python, "setup.py")
     if component.kind == "extension":
-        argv = (*setup, "build_ext", "--build-lib", places.out, "--build-temp", f"{places.work}/build")
+        temporary = f"{places.work}/build"
+        argv: tuple[str, ...] = (*setup, "build_ext", "--build-lib", places.out, "--build-temp", temporary)
         product = "**/*.so"
     elif component.kind == "wheel":
         # No `build` before it: bdist_wheel would run build_ext a second time.
