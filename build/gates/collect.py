@@ -98,5 +98,8 @@ def user_tasks(
         for name, value in SEARCH_PATHS.items():
             env = {} if value is None else {"LD_LIBRARY_PATH": value}
             tasks.command(name, [place.python, "-c", _LOAD, library], env, ["LD_LIBRARY_PATH"] if value is None else [])
-    tasks.program("access", "access", roots=place.roots(), cache=place.cache or "", document=place.document or "")
+    tasks.program(
+        "access", "access", roots=place.roots(), packages=sorted(set(folders.values())), cache=place.cache or "",
+        document=place.document or "",
+    )  # fmt: skip
     return tasks

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from pathlib import Path
 
 from build import cache
 from build.containers import Engine
+from build.gates.artefacts import expected_files
 from build.gates.catalogue import GATES, NAMES
 from build.gates.collect import SEARCH_PATHS, Tasks, of_result, user_tasks
 from build.gates.judge.binaries import judge_linked, judge_readable
@@ -34,7 +34,6 @@ from build.gates.place import (
 from build.gates.result import GateResult, as_text
 from build.inspection import Inspection
 from build.plan import TargetPlan
-from build.wheels.wheelhouse import Wheelhouse, file_sha256
 
 __all__ = ["GATES", "NAMES", "GateResult", "as_text", "run_gates", "run_prefix_gates"]
 
@@ -161,7 +160,7 @@ def _judge_common(
     judge_maps(verdicts, lines, seconds=loaded.seconds, cuda=inspection.cuda is not None)
     alone = {name: endings[f"import {name}"] for name in names}
     judge_imports(verdicts, alone, loaded, absent(plan))
-    judge_ours(verdicts, place, lines, wheelhouse_contents(plan))
+    judge_ours(verdicts, place, lines, access.facts().get("hashes", {}), expected_files(plan, facts.document))
     neighbours = endings["neighbours"]
     judge_vendor(verdicts, place, inspection, neighbours, facts.vendor_before, facts.vendor)
     judge_pins(verdicts, inspection, neighbours.lines(), replaced(plan))
@@ -176,26 +175,6 @@ def _judge_common(
 def _judge_library_path(verdicts: Verdicts, facts: _Facts, inspection: Inspection) -> None:
     tries = {name: facts.endings[name] for name in SEARCH_PATHS if name in facts.endings}
     judge_library_path(verdicts, other_cudart(inspection), tries, facts.endings["loaded"].lines())
-
-
-def wheelhouse_contents(plan: TargetPlan) -> dict[str, dict[str, str]]:
-    """Module -> {path below its package's parent: sha256} of what the wheelhouse has for the plan's cells."""
-    house = Wheelhouse(cache.root() / "wheelhouse")
-    found: dict[str, dict[str, str]] = {}
-    for cell in plan.cells:
-        artefact = house.find(cell.key) if cell.key and cell.component.module else None
-        if artefact is not None and cell.component.module:
-            found[cell.component.module] = _contents(artefact)
-    return found
-
-
-def _contents(artefact: Path) -> dict[str, str]:
-    if artefact.suffix != ".whl":
-        return {f"deepinfer/{artefact.name}": file_sha256(artefact)}
-    with zipfile.ZipFile(artefact) as wheel:
-        return {
-            name: sha256(wheel.read(name)).hexdigest() for name in wheel.namelist() if name.endswith((".so", ".py"))
-        }
 
 
 def _read_config(engine: Engine, image_id: str, inspection: Inspection) -> _Image:

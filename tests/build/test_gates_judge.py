@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from build.cache import REPOSITORY
+from build.gates.artefacts import expected_files
 from build.gates.catalogue import NAMES, as_markdown
 from build.gates.judge.binaries import judge_linked, judge_readable
 from build.gates.judge.layers import judge_layers, needles
@@ -21,6 +24,7 @@ from build.gates.result import GateResult, as_text
 from build.inspection import Inspection, Library
 from build.matrix.model import Component, Source, Target
 from build.plan import Cell, TargetPlan
+from build.wheels.wheelhouse import Wheelhouse
 
 PLACE = Place("/usr/bin/python3", "/opt/deepinfer", "/opt/deepinfer/site", "/usr/lib/p/deepinfer", ("deepinfer",))
 OURS = "/opt/deepinfer/site"
@@ -164,7 +168,7 @@ def test_a_torch_that_does_not_import_fails_what_needs_it() -> None:
 
 def _line(module: str, error: str = "", files: tuple[str, ...] = (), **more: str) -> dict[str, Any]:
     mapped = [{"path": path, "soname": Path(path).name, "file": f"0:{number}"} for number, path in enumerate(files)]
-    return {"module": module, "error": error, "mapped": mapped, "flaggems": [], "file": "", "sha256": "", **more}
+    return {"module": module, "error": error, "mapped": mapped, "flaggems": [], "file": "", **more}
 
 
 def test_one_file_a_soname_is_one_runtime() -> None:
@@ -217,13 +221,31 @@ def test_what_fails_only_beside_the_others_is_told() -> None:
 def test_files_from_elsewhere_or_with_other_bytes_are_not_ours() -> None:
     lines = [
         _line("deep_gemm", file="/usr/lib/p/deep_gemm/__init__.py"),
-        _line("deepinfer", file="/usr/lib/p/deepinfer/__init__.py", sha256="a" * 64),
+        _line("deepinfer", file="/usr/lib/p/deepinfer/__init__.py"),
+        _line("deep_ep", file=f"{OURS}/deep_ep/__init__.py"),
     ]
+    hashes = {f"{OURS}/deep_ep/a.cuh": "a" * 64, f"{OURS}/deep_ep/b.cuh": "b" * 64}
+    expected = {"deep_ep": {"deep_ep/a.cuh": "f" * 64, "deep_ep/b.cuh": "b" * 64, "deep_ep/c.cuh": "c" * 64}}
     verdicts = Verdicts()
-    judge_ours(verdicts, PLACE, lines, {"deepinfer": {"deepinfer/__init__.py": "b" * 64}})
-    detail = verdicts.results[0].detail
-    assert "import deep_gemm loads /usr/lib/p/deep_gemm/__init__.py, not a file below /opt/deepinfer/site" in detail
-    assert "has sha256 aaaaaaaaaaaa, the artefact in the wheelhouse bbbbbbbbbbbb" in detail
+    judge_ours(verdicts, PLACE, lines, hashes, expected)
+    assert verdicts.results[0].detail.splitlines()[:-1] == [
+        f"import deep_gemm loads /usr/lib/p/deep_gemm/__init__.py, not a file below {OURS}/deep_gemm",
+        f"{OURS}/deep_ep/a.cuh has sha256 aaaaaaaaaaaa, the artefact in the wheelhouse ffffffffffff",
+        f"{OURS}/deep_ep/c.cuh of the artefact is not there, or cannot be read",
+    ]
+
+
+def test_an_image_is_judged_by_the_artefacts_that_it_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DEEPINFER_BUILD_CACHE", str(tmp_path / "cache"))
+    wheel = tmp_path / "deep_gemm-2.8.2-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("deep_gemm/__init__.py", "x = 1\n")
+        archive.writestr("deep_gemm-2.8.2.dist-info/RECORD", "")
+    Wheelhouse(tmp_path / "cache" / "wheelhouse").put("e" * 64, wheel, {})
+    document = json.dumps({"components": {"deep_gemm": {"key": "e" * 64}}})
+    wanted = {"deep_gemm": {"deep_gemm/__init__.py": hashlib.sha256(b"x = 1\n").hexdigest()}}
+    assert expected_files(_plan(), document) == wanted
+    assert expected_files(_plan(), "") == expected_files(_plan(), "[]") == expected_files(_plan(), "{") == {}
 
 
 def _neighbours(*modules: dict[str, str], **origins: str) -> Ending:

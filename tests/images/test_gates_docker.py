@@ -178,12 +178,12 @@ def good(engine: Engine, context: Path, inspection: Inspection) -> dict[str, Gat
 
 
 @pytest.fixture(scope="module")
-def broken(engine: Engine, context: Path, inspection: Inspection) -> Iterator[dict[str, GateResult]]:
+def broken(engine: Engine, context: Path, inspection: Inspection) -> dict[str, GateResult]:
     """Many components, each with a fault of its own."""
     with pytest.MonkeyPatch.context() as patch:
-        artefacts = {"changed": {"changed/__init__.py": "f" * 64}}
-        patch.setattr("build.gates.run.wheelhouse_contents", lambda plan: artefacts)
-        yield _gates(engine, context, inspection, "broken", BROKEN)
+        artefacts = {"changed": {"changed/kernel.cuh": "f" * 64, "changed/gone.cuh": "f" * 64}}
+        patch.setattr("build.gates.run.expected_files", lambda plan, document: artefacts)
+        return _gates(engine, context, inspection, "broken", BROKEN)
 
 
 @pytest.fixture(scope="module")
@@ -216,7 +216,11 @@ def test_a_good_image_passes_and_says_what_does_not_apply(good: dict[str, GateRe
             "one_nccl",
             ["2 files of libnccl.so.2", f"{OURS}/nccl_twice/libnccl.so.2 and /opt/nccl/libnccl.so.2"],
         ),
-        ("changed", "ours", [f"{OURS}/changed/__init__.py has sha256"]),
+        (
+            "changed",
+            "ours",
+            [f"{OURS}/changed/kernel.cuh has sha256", f"{OURS}/changed/gone.cuh of the"],
+        ),
     ],
 )
 def test_a_component_fault_fails_the_gate_that_is_meant_and_no_other(
@@ -238,7 +242,7 @@ def test_what_is_sound_beside_faulty_components_passes(broken: dict[str, GateRes
 @pytest.mark.parametrize(
     ("gate", "words"),
     [
-        ("pins", ["sympy is 0.0.1, the base has 1."]),
+        ("pins", ["sympy is 0.0.1", "the base has 1."]),
         ("flaggems_off", [f"{SITE}/enable.pth", "FLAGGEMS_ENABLE=1"]),
         ("vendor", [f"`import good` leads to {OURS}/good/__init__.py", f"{OURS} is on the path of every program"]),
         ("layers", ["/etc/pip.conf: holds a URL with a password", "/root/.netrc"]),

@@ -88,45 +88,45 @@ def _together(alone: Mapping[str, Ending], together: Ending) -> list[Row]:
 
 
 def judge_ours(
-    verdicts: Verdicts, place: Place, lines: Sequence[Mapping[str, Any]], artefacts: Mapping[str, Mapping[str, str]]
+    verdicts: Verdicts,
+    place: Place,
+    lines: Sequence[Mapping[str, Any]],
+    hashes: Mapping[str, str],
+    artefacts: Mapping[str, Mapping[str, str]],
 ) -> None:
-    """The imported files lie in our folders and have the bytes of the artefacts.
+    """Imports load files of ours, and every file of a component has the bytes of its artefact.
 
+    hashes: sha256 by path, of our packages' files.
     artefacts: module -> {path below the package's parent folder: sha256} of the wheelhouse's artefact.
     """
     rows: list[Row] = []
-    judged: set[str] = set()
     for line in lines:
         module = line.get("module", "")
         if not module or module == "torch":
             continue
+        folder = place.folder(module)
         if line["error"]:
             rows.append(Row(None, f"{module} was not imported, see imports"))
-            continue
-        folder = place.folder(module)
-        if not line["file"].startswith(folder + "/"):
+        elif not line["file"].startswith(folder + "/"):
             rows.append(Row(False, f"import {module} loads {line['file']}, not a file below {folder}", module))
-            continue
-        judged.add(line["file"])
-        rows += _bytes(folder, module, line, artefacts)
-    extensions: dict[str, dict[str, str]] = next((line["extensions"] for line in lines if "extensions" in line), {})
-    for name, one in extensions.items():
-        top = name.split(".")[0]
-        if one["file"] not in judged and one["file"].startswith(place.folder(top) + "/"):
-            judged.add(one["file"])
-            rows += _bytes(place.folder(top), top, one, artefacts)
-    known = [name for name in artefacts if artefacts[name]]
-    note = "" if known else "paths only: no artefact of this plan is in the wheelhouse"
-    verdicts.add("ours", rows, note=note if rows and not any(row.ok is False for row in rows) else "")
+        elif module not in artefacts:
+            rows.append(Row(True, f"{module}: path only"))
+    for module, files in artefacts.items():
+        parent = place.folder(module).rpartition("/")[0]
+        wrong = [_other_bytes(f"{parent}/{name}", expected, hashes) for name, expected in files.items()]
+        rows += [Row(False, text, module) for text in wrong if text]
+        if not any(wrong):
+            rows.append(Row(True, f"{module}: {len(files)} files as in the wheelhouse"))
+    verdicts.add("ours", rows)
 
 
-def _bytes(folder: str, module: str, facts: Mapping[str, Any], artefacts: Mapping[str, Mapping[str, str]]) -> list[Row]:
-    below = facts["file"].removeprefix(folder.rpartition("/")[0] + "/")
-    expected = artefacts.get(module, {}).get(below)
-    if expected is None or expected == facts["sha256"]:
-        return [Row(True, f"{below}" + (" (same bytes)" if expected else ""))]
-    text = f"{facts['file']} has sha256 {facts['sha256'][:12]}, the artefact in the wheelhouse {expected[:12]}"
-    return [Row(False, text, module)]
+def _other_bytes(path: str, expected: str, hashes: Mapping[str, str]) -> str:
+    found = hashes.get(path)
+    if found is None:
+        return f"{path} of the artefact is not there, or cannot be read"
+    if found == expected:
+        return ""
+    return f"{path} has sha256 {found[:12]}, the artefact in the wheelhouse {expected[:12]}"
 
 
 def judge_library_path(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import gzip
+import hashlib
 import json
 import os
 import re
@@ -47,6 +49,16 @@ def _below(roots: list[str]) -> Iterator[Path]:
         for folder, folders, names in os.walk(root):
             for name in [*folders, *names]:
                 yield Path(folder, name)
+
+
+def hashes(packages: list[str]) -> dict[str, str]:
+    """sha256 by path of every file below `packages` that this user can read; compiled Python left out."""
+    found = {}
+    for path in _below(packages):
+        if path.is_file() and path.suffix != ".pyc":
+            with contextlib.suppress(OSError), path.open("rb") as data:
+                found[str(path)] = hashlib.file_digest(data, "sha256").hexdigest()
+    return found
 
 
 def writable(folder: str) -> str:

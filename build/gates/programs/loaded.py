@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import importlib
 import json
 import sys
@@ -51,12 +50,10 @@ def _import(name: str) -> dict[str, Any]:
         module = importlib.import_module(name)
     except BaseException as problem:
         return {"error": f"{type(problem).__name__}: {problem}"}
-    path = Path(module.__file__ or "")
     return {
         "error": "",
-        "file": str(path),
+        "file": module.__file__ or "",
         "version": str(getattr(module, "__version__", "")),
-        "sha256": hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "",
         "import_seconds": round(time.monotonic() - start, 2),
     }
 
@@ -66,12 +63,6 @@ def main(modules: list[str], library: str) -> None:
     for name in modules:
         _say(starts=name)
         _say(module=name, **_import(name), **_state())
-    extensions = {}
-    for name, module in sorted(sys.modules.items()):
-        path = str(getattr(module, "__file__", None) or "")
-        if path.endswith(".so") and name.split(".")[0] in {module.split(".")[0] for module in modules[1:]}:
-            extensions[name] = {"file": path, "sha256": hashlib.sha256(Path(path).read_bytes()).hexdigest()}
-    _say(extensions=extensions)
     if library:
         try:
             ctypes.CDLL(library)

@@ -11,12 +11,13 @@ from typing import Any
 from build.gates.programs import conductor, files, linked, loaded, neighbours, toolchain
 
 
-def _access(roots: list[str], cache: str, document: str) -> dict[str, Any]:
+def _access(roots: list[str], packages: list[str], cache: str, document: str) -> dict[str, Any]:
     text = ""
     if document and Path(document).is_file() and os.access(document, os.R_OK):
         text = Path(document).read_text(errors="replace")
     return {
         "uid": os.getuid(),
+        "hashes": files.hashes(packages),
         "unreadable": files.unreadable(roots),
         "cache": files.writable(cache) if cache else "",
         "document": text,
