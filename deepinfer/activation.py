@@ -138,4 +138,3 @@ def _give(home: Path, cache: Path | None) -> dict[str, str]:
     if not platform.infiniband_devices():
         wanted.append((envs.EP_DISABLE_GIN, "1", "no InfiniBand device"))
     return {variable.name: reason for variable, value, reason in wanted if envs.set_unless_settled(variable, value)}
-

@@ -163,9 +163,7 @@ class BlockManager:
             raise ValueError(f"block {block} is listed {references} times and has {held} references")
 
 
-def encode_compressed(
-    ids: NDArray[np.int32], table: NDArray[np.int32], sentinel: SupportsIndex
-) -> NDArray[np.int32]:
+def encode_compressed(ids: NDArray[np.int32], table: NDArray[np.int32], sentinel: SupportsIndex) -> NDArray[np.int32]:
     """`table[id]` for each id, `sentinel` for an id outside the table (negative ones too).
 
     Args:

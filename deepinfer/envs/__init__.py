@@ -139,6 +139,9 @@ VARIABLES: tuple[Variable[Any], ...] = (
              "~/.cache/deepinfer-build", "build"),
     Variable("DEEPINFER_PYTHON", TEXT, "", "`./run` uses this interpreter as it is and installs nothing.",
              "a virtual environment in .venv", "build"),
+    Variable("DEEPINFER_SETUP", FLAG, False, "Set by `./run`: whether what it starts may install things.", "", "build"),
+    Variable("DEEPINFER_PACKS", TEXT, "", "Set by `./run --offline`: the folder of unpacked packs on PYTHONPATH.",
+             "none", "build"),
     Variable("DEEPINFER_SKIP_C", FLAG, False, "setup.py packages the engine without deepinfer._C.", "", "build"),
     Variable("DEEPINFER_PREBUILT_C", TEXT, "", "setup.py packs this compiled deepinfer._C instead of compiling one.",
              "compile against this Python's torch", "build"),
@@ -158,6 +161,17 @@ EP_JIT_NVCC_COMPILER = Foreign("EP_JIT_NVCC_COMPILER", "the nvcc that DeepEP cal
 DJ_JIT_NVCC_COMPILER = Foreign("DJ_JIT_NVCC_COMPILER", "the nvcc of DeepGEMM and DeepEP, where neither has its own")
 NVCC_CCBIN = Foreign("NVCC_CCBIN", "the C++ compiler that nvcc calls")
 EP_DISABLE_GIN = Foreign("EP_DISABLE_GIN", "1: DeepEP uses NVLink only, no InfiniBand")
+
+GIVEN: tuple[Foreign, ...] = (
+    CUDA_HOME,
+    TRITON_CACHE_DIR,
+    DG_JIT_CACHE_DIR,
+    EP_JIT_CACHE_DIR,
+    TORCHINDUCTOR_CACHE_DIR,
+    EP_NCCL_ROOT_DIR,
+    EP_DISABLE_GIN,
+)
+"""Those that `import deepinfer` may give a value."""
 
 FOREIGN: tuple[Foreign, ...] = (
     CUDA_HOME,

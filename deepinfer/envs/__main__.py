@@ -35,16 +35,18 @@ def _kinds() -> list[str]:
 
 def markdown() -> str:
     """The whole page."""
-    foreign = ["| name | meaning |", "|---|---|"]
-    foreign += [f"| `{variable.name}` | {_cell(variable.meaning)} |" for variable in envs.FOREIGN]
+    foreign = ["| name | given by `import deepinfer` | meaning |", "|---|---|---|"]
+    foreign += [
+        f"| `{variable.name}` | {'yes' if variable in envs.GIVEN else ''} | {_cell(variable.meaning)} |"
+        for variable in envs.FOREIGN
+    ]
     parts = [
         HEAD,
         "## Read by the engine\n", *_own("engine"), "",
         "## Read by the build system and setup.py\n", *_own("build"), "",
         "## Types\n", *_kinds(), "",
         "## Of other programs\n",
-        "`import deepinfer` gives `CUDA_HOME`, `TRITON_CACHE_DIR`, `DG_JIT_CACHE_DIR`, `EP_JIT_CACHE_DIR` and",
-        "`EP_DISABLE_GIN` a value where the user has not; the others are only shown.\n",
+        "`import deepinfer` gives some of them a value where the user has not; the others are only shown.\n",
         *foreign,
     ]  # fmt: skip
     return "\n".join(parts) + "\n"
