@@ -125,7 +125,7 @@ def _give(home: Path, cache: Path | None) -> dict[str, str]:
     """Set what the JIT compilers read, where the user has not settled it. Returns the reasons."""
     wanted: list[tuple[envs.Foreign, str, str]] = []
     if cache is not None:
-        # torch.compile, which deep_ep uses at import, else names its folder after a user, whom a bare uid does not have.
+        # torch.compile, which deep_ep uses at import, else names its folder after a user; a bare uid has no name.
         caches = (
             envs.TRITON_CACHE_DIR, envs.DG_JIT_CACHE_DIR, envs.EP_JIT_CACHE_DIR, envs.TORCHINDUCTOR_CACHE_DIR,
         )  # fmt: skip
