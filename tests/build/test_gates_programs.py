@@ -135,11 +135,14 @@ def test_a_crash_a_hang_and_a_missing_program_are_told_apart() -> None:
 def test_the_environment_of_a_task_is_laid_over_and_taken_away(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GATES_KEPT", "kept")
     monkeypatch.setenv("GATES_GONE", "gone")
-    code = "import os; print([os.environ.get(n) for n in ('GATES_KEPT', 'GATES_GONE', 'GATES_NEW')], os.getcwd())"
+    monkeypatch.setenv("PYTHONPATH", "/kept")
+    names = "('GATES_KEPT', 'GATES_GONE', 'GATES_NEW', 'PYTHONPATH')"
+    code = f"import os; print([os.environ.get(n) for n in {names}], os.getcwd())"
+    env = {"GATES_NEW": "new", "PYTHONPATH": "/first"}
     ending = conductor.run_task(
-        {"name": "x", "argv": [sys.executable, "-c", code], "env": {"GATES_NEW": "new"}, "unset": ["GATES_GONE"]}
+        {"name": "x", "argv": [sys.executable, "-c", code], "env": env, "unset": ["GATES_GONE"]}
     )
-    assert ending["stdout"].strip() == "['kept', None, 'new'] /"
+    assert ending["stdout"].strip() == "['kept', None, 'new', '/first:/kept'] /"
 
 
 def test_what_was_loaded_before_a_crash_is_still_told(tmp_path: Path) -> None:

@@ -19,8 +19,13 @@ _KEPT = 6000
 
 
 def run_task(task: Mapping[str, Any]) -> dict[str, Any]:
-    """Run one task in a fresh process from `/`; its whole process group is killed at its time limit."""
+    """Run one task in a fresh process from `/`; its whole process group is killed at its time limit.
+
+    A PYTHONPATH of the task comes before the one that is set, which may hold what the interpreter needs.
+    """
     env = {**os.environ, **task.get("env", {})}
+    if "PYTHONPATH" in task.get("env", {}) and os.environ.get("PYTHONPATH"):
+        env["PYTHONPATH"] = os.pathsep.join([task["env"]["PYTHONPATH"], os.environ["PYTHONPATH"]])
     for name in task.get("unset", []):
         env.pop(name, None)
     start = time.monotonic()
