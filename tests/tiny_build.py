@@ -1,7 +1,7 @@
 """A twenty-line extension as a component of the cpu image, compiled by the real machinery in real containers.
 
-As a program it is the build that a test kills: `python -m tests.tiny_build KEY-NAME SOURCE [SOURCE …]`; it prints the
-results as JSON.
+As a program it is the build that a test kills: `python -m tests.tiny_build INSPECTION KEY SOURCE [SOURCE …]`, where
+INSPECTION is a file that `Bench.save` wrote; it prints the results as JSON.
 """
 
 from __future__ import annotations
@@ -82,6 +82,16 @@ class Bench:
         builder_image(engine, base.reference, inspection, target, matrix)
         return cls(engine, target, base.reference, inspection)
 
+    def save(self, path: Path) -> None:
+        """Write down what another process needs to build on this bench."""
+        path.write_text(json.dumps(self.inspection.to_json()))
+
+    @classmethod
+    def load(cls, path: Path) -> Bench:
+        """The bench that `save` wrote down."""
+        inspection = Inspection.from_json(json.loads(path.read_text()))
+        return cls(Engine.connect(), load_matrix().targets["cpu"], inspection.reference, inspection)
+
     def build(self, components: Mapping[str, Component], **options: object) -> dict[str, CellResult]:
         """Compile components under keys that follow from their names in the mapping."""
         cells = tuple(
@@ -103,9 +113,9 @@ class Bench:
 
 def main() -> None:
     """Build one component a source, named for its folder."""
-    sources = [Path(word) for word in sys.argv[2:]]
-    components = {f"{sys.argv[1]}-{source.name}": tiny(source.name, source) for source in sources}
-    results = Bench.make().build(components)
+    bench = Bench.load(Path(sys.argv[1]))
+    sources = [Path(word) for word in sys.argv[3:]]
+    results = bench.build({f"{sys.argv[2]}-{source.name}": tiny(source.name, source) for source in sources})
     print(json.dumps({name: result.status for name, result in results.items()}))
 
 

@@ -52,9 +52,11 @@ def kept() -> list[str]:
     return sorted(path.name[:4] for path in cache.folder("wheelhouse").iterdir())
 
 
-def start(key: str, *sources: Path) -> subprocess.Popen[str]:
+def start(bench: Bench, key: str, *sources: Path) -> subprocess.Popen[str]:
     """The same build in another process."""
-    argv = [sys.executable, "-m", "tests.tiny_build", key, *map(str, sources)]
+    known = cache.root() / "bench.json"
+    bench.save(known)
+    argv = [sys.executable, "-m", "tests.tiny_build", str(known), key, *map(str, sources)]
     return subprocess.Popen(argv, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -160,7 +162,7 @@ def test_kill_9_in_the_middle_leaves_nothing_half_and_a_rerun_does_only_what_is_
     quick = write_source(tmp_path / "quick")
     slow = write_source(tmp_path / "slow", setup=SLOW + SETUP)
     assert bench.build({"k-quick": tiny("quick", quick)})["quick"].status == "built"
-    build = start("k", quick, slow)
+    build = start(bench, "k", quick, slow)
     wait_for("halfway", cache.folder("logs") / "cpu-slow.log")
     build.kill()
     build.communicate()
@@ -174,7 +176,7 @@ def test_kill_9_in_the_middle_leaves_nothing_half_and_a_rerun_does_only_what_is_
 
 
 def test_ctrl_c_takes_its_containers_along(bench: Bench, tmp_path: Path) -> None:
-    build = start("c", write_source(tmp_path / "slow", setup=SLOW + SETUP))
+    build = start(bench, "c", write_source(tmp_path / "slow", setup=SLOW + SETUP))
     wait_for("halfway", cache.folder("logs") / "cpu-slow.log")
     build.send_signal(signal.SIGINT)
     build.communicate(timeout=60)
@@ -185,7 +187,7 @@ def test_ctrl_c_takes_its_containers_along(bench: Bench, tmp_path: Path) -> None
 
 def test_of_two_builds_at_once_one_waits_and_compiles_nothing(bench: Bench, tmp_path: Path) -> None:
     source = write_source(tmp_path / "same", setup="import time; time.sleep(8)\n" + SETUP)
-    builds = [start("two", source), start("two", source)]
+    builds = [start(bench, "two", source), start(bench, "two", source)]
     ended = [build.communicate(timeout=300) for build in builds]
     assert [build.returncode for build in builds] == [0, 0], ended
     assert sorted(json.loads(out)["same"] for out, _ in ended) == ["built", "cached"]
