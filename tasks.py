@@ -5,13 +5,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from invoke.context import Context
 from invoke.exceptions import Exit
 from invoke.tasks import task
 
-from build.command import one_of, told_plainly, whole_number
+from build.command import folder, one_of, told_plainly, whole_number
 
 IMAGE = "images by name: globs and comma lists, as in 'fla*,cpu'"
 COMPONENT = "components by name: globs and comma lists"
@@ -74,9 +72,9 @@ def build(
             accept_base=accept_base,
             keep_going=keep_going,
             jobs=whole_number("jobs", jobs, at_least=1) if jobs else None,
-            offline=Path(offline).expanduser().absolute() if offline else None,
+            offline=folder("offline", offline),
             replace_nccl=replace_nccl,
-            prefix=Path(prefix).expanduser().absolute() if prefix else None,
+            prefix=folder("prefix", prefix),
         )
         _finish(verbs.build(image, options))
 
@@ -116,8 +114,8 @@ def check(
             verbs.check(
                 image,
                 gpus=whole_number("gpus", gpus, at_least=0),
-                offline=Path(offline).expanduser().absolute() if offline else None,
-                prefix=Path(prefix).expanduser().absolute() if prefix else None,
+                offline=folder("offline", offline),
+                prefix=folder("prefix", prefix),
                 as_json=json,
             )
         )

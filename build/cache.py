@@ -24,9 +24,20 @@ CACHEDIR_TAG = "Signature: 8a477f597d28d172789f06886806bc55\n# Cache of DeepInfe
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 
+def location() -> Path:
+    """Where the cache is, or would be: for readers, who make nothing."""
+    given = os.environ.get("DEEPINFER_BUILD_CACHE") or "~/.cache/deepinfer-build"
+    try:
+        return Path(given).expanduser().absolute()
+    except RuntimeError as problem:
+        raise EnvironmentCannot(
+            f"there is no home folder in which {given} could lie", next_step="set DEEPINFER_BUILD_CACHE to a folder"
+        ) from problem
+
+
 def root() -> Path:
     """The cache's folder, made (with its CACHEDIR.TAG) if it is missing."""
-    path = Path(os.environ.get("DEEPINFER_BUILD_CACHE") or "~/.cache/deepinfer-build").expanduser().absolute()
+    path = location()
     tag = path / "CACHEDIR.TAG"
     if not tag.exists():
         try:

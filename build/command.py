@@ -6,11 +6,15 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 from invoke.exceptions import Exit
 
 from build.call import CallFailed
-from build.errors import BuildError, UsageError
+from build.errors import BuildError, EnvironmentCannot, UsageError
+
+TROUBLE = (BuildError, CallFailed, OSError)
+"""What `as_build_error` can tell."""
 
 
 @contextlib.contextmanager
@@ -18,29 +22,35 @@ def told_plainly() -> Iterator[None]:
     """Turn failures into a message and an exit code; DEEPINFER_DEBUG=1 shows the traceback as well."""
     try:
         yield
-    except BuildError as problem:
-        _debug()
-        print(problem, file=sys.stderr)
-        raise Exit(code=problem.exit_code) from None
-    except CallFailed as problem:
-        _debug()
-        where = f"\n  log: {problem.log}" if problem.log else ""
-        print(f"error: {problem}\n{problem.tail}{where}", file=sys.stderr)
-        raise Exit(code=BuildError.exit_code) from None
+    except TROUBLE as problem:
+        told = as_build_error(problem)
+        show_traceback()
+        print(told, file=sys.stderr)
+        raise Exit(code=told.exit_code) from None
     except KeyboardInterrupt:
         print("interrupted; what was finished is kept, a rerun does the rest", file=sys.stderr)
         raise Exit(code=130) from None
-    except OSError as problem:
-        _debug()
-        name = f" ({problem.filename})" if problem.filename else ""
-        print(
-            f"error: {problem.strerror or problem}{name}\n  next step: `./run doctor` says what this machine lacks",
-            file=sys.stderr,
+
+
+def as_build_error(problem: BuildError | CallFailed | OSError) -> BuildError:
+    """The failure of a program or of the system as an error that a user can act on; a BuildError is one already."""
+    if isinstance(problem, BuildError):
+        return problem
+    if isinstance(problem, CallFailed):
+        return EnvironmentCannot(
+            str(problem),
+            cause=problem.tail.replace("\n", "\n    ") or "it said nothing",
+            next_step="read what it said; `./run doctor` says what this machine lacks",
+            log=problem.log,
         )
-        raise Exit(code=BuildError.exit_code) from None
+    name = f" ({problem.filename})" if problem.filename else ""
+    return EnvironmentCannot(
+        f"{problem.strerror or problem}{name}", next_step="`./run doctor` says what this machine lacks"
+    )
 
 
-def _debug() -> None:
+def show_traceback() -> None:
+    """With DEEPINFER_DEBUG=1, show where the failure that is being handled came from."""
     if os.environ.get("DEEPINFER_DEBUG", "0") not in ("", "0"):
         import traceback
 
@@ -63,3 +73,13 @@ def one_of(flag: str, text: str, allowed: tuple[str, ...]) -> str:
     if text not in allowed:
         raise UsageError(f"--{flag} {text!r} is unknown", next_step=f"use one of: {', '.join(allowed)}")
     return text
+
+
+def folder(flag: str, text: str) -> Path | None:
+    """Read a folder's name, absolute and without links or `..`; None for none. Raises UsageError naming the flag."""
+    if not text:
+        return None
+    try:
+        return Path(text).expanduser().resolve()
+    except (OSError, RuntimeError, ValueError) as problem:
+        raise UsageError(f"--{flag} {text!r} cannot be the name of a folder: {problem}") from problem

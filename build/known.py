@@ -11,11 +11,12 @@ from build.plan import BaseKind
 
 
 def _file(image: str, kind: BaseKind) -> Path:
-    return cache.root() / "inspections" / f"last-{image}-{kind}.json"
+    return cache.location() / "inspections" / f"last-{image}-{kind}.json"
 
 
 def remember(image: str, kind: BaseKind, inspection: Inspection) -> None:
     """Keep an inspection as the last one of this image's base."""
+    cache.root()  # marked as a cache before anything lies in it
     text = json.dumps(inspection.to_json(), sort_keys=True)
     path = _file(image, kind)
     if not path.exists() or path.read_text() != text:
@@ -26,5 +27,5 @@ def recall(image: str, kind: BaseKind) -> Inspection | None:
     """The last inspection of this image's base, None if there was none or an older version wrote it."""
     try:
         return Inspection.from_json(json.loads(_file(image, kind).read_text()))
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None

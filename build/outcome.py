@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from build import cache
+from build.errors import NothingSelected
 from build.gates.result import GateResult, as_text
 from build.inspection import Inspection
 from build.matrix.model import Matrix, Target
@@ -79,6 +81,20 @@ class Stopwatch:
             self.times[name] = round(time.monotonic() - start, 2)
 
 
+def selected_components(matrix: Matrix, target: Target, pattern: str) -> list[str]:
+    """The target's components that a pattern names; of the matrix's others in it nothing is said.
+
+    Raises NothingSelected for a name that no component has, or when the target has none of those named.
+    """
+    named = select(list(matrix.components), pattern, "component")
+    chosen = [name for name in target.components if name in named]
+    if not chosen:
+        raise NothingSelected(
+            f"{target.name} has no component {', '.join(named)}", next_step=f"it has: {', '.join(target.components)}"
+        )
+    return chosen
+
+
 def plan_target(
     matrix: Matrix,
     target: Target,
@@ -89,15 +105,15 @@ def plan_target(
     replace_nccl: bool = True,
 ) -> TargetPlan:
     """The plan of one target from what is known; reads sources and the wheelhouse, changes nothing."""
-    house = Wheelhouse(cache.root() / "wheelhouse")
+    house = Wheelhouse(cache.location() / "wheelhouse")
     return make_plan(
         matrix,
         target,
-        select(target.components, components, "component"),
+        selected_components(matrix, target, components),
         inspection=inspection,
         base_kind=base_kind,
         sources=collect_sources(matrix, target, cache.REPOSITORY),
-        cached=lambda key: house.find(key) is not None,
+        cached=house.holds,
         replace_nccl=replace_nccl,
     )
 
@@ -120,7 +136,7 @@ def _next(outcome: Outcome) -> str:
     if outcome.status in ("built", "unchanged") and outcome.where.startswith("deepinfer:"):
         return f"\n  docker run --rm {outcome.where} env"
     if outcome.status == "built":
-        return f"\n  {outcome.where}/bin/deepinfer env"
+        return f"\n  {shlex.quote(f'{outcome.where}/bin/deepinfer')} env"
     if outcome.status == "gate failed":
         return "\n  next step: read what the failed gates say; the image of the last good build keeps its name"
     if outcome.status == "component failed":
@@ -128,8 +144,8 @@ def _next(outcome: Outcome) -> str:
     return ""
 
 
-def summary(outcomes: Sequence[Outcome]) -> str:
-    """A line a target and failed cell, for the end of a build of several."""
+def summary(outcomes: Sequence[Outcome], *, not_begun: Sequence[str] = ()) -> str:
+    """A line a target and failed cell, for the end of a build of several; `not_begun` are those after a failure."""
     rows = []
     for outcome in outcomes:
         seconds = sum(outcome.times.values())
@@ -139,4 +155,5 @@ def summary(outcomes: Sequence[Outcome]) -> str:
             for result in outcome.cells
             if result.status == "failed"
         ]
+    rows += [f"{name:<12} not begun (--keep-going goes on after a failure)" for name in not_begun]
     return "\n".join(rows)

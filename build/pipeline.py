@@ -85,7 +85,7 @@ def known_base(target: Target, mode: str) -> tuple[BaseKind, Inspection | None]:
     if target.kind == "host":
         return "host", None
     kinds: list[BaseKind] = []
-    if target.vendor is not None and mode != "replica":
+    if target.vendor is not None and (mode != "replica" or target.replica is None):
         kinds.append("vendor")
     if target.replica is not None and (mode != "vendor" or target.vendor is None):
         kinds.append("replica")
@@ -93,7 +93,7 @@ def known_base(target: Target, mode: str) -> tuple[BaseKind, Inspection | None]:
         inspection = known.recall(target.name, kind)
         if inspection is not None:
             return kind, inspection
-    return kinds[-1], None
+    return kinds[-1] if kinds else "vendor", None
 
 
 def inspect_target(target: Target, mode: str) -> tuple[BaseKind, Inspection]:
@@ -102,7 +102,9 @@ def inspect_target(target: Target, mode: str) -> tuple[BaseKind, Inspection]:
         return "host", host.inspect_this_machine()
     engine = Engine.connect()
     base = resolve_base(engine, target, mode)
-    return base.kind, inspect_base(engine, base.reference)
+    inspection = inspect_base(engine, base.reference)
+    known.remember(target.name, base.kind, inspection)
+    return base.kind, inspection
 
 
 def facts_table(target: Target, kind: BaseKind, inspection: Inspection) -> str:
@@ -132,8 +134,12 @@ def check_image(matrix: Matrix, target: Target, *, gpus: int) -> tuple[list[Gate
         raise EnvironmentCannot(
             f"there is no image {moving_tag(target.name)} here", next_step=f"./run build --image {target.name}"
         )
-    labels = engine.labels(image)
-    base = labels["org.opencontainers.image.base.name"]
+    base = engine.labels(image).get("org.opencontainers.image.base.name", "")
+    if not base or engine.image_id(base) is None:
+        missing = f"its base {base} is not here any more" if base else "no label of it names its base: it is not ours"
+        raise EnvironmentCannot(
+            f"{moving_tag(target.name)} cannot be checked: {missing}", next_step=f"./run build --image {target.name}"
+        )
     inspection = inspect_base(engine, base)
     kind: BaseKind = "replica" if base == replica.reference(target) else "vendor"
     plan = plan_target(matrix, target, "*", kind, inspection)

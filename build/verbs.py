@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from build import outcome as outcomes_of
 from build import pipeline
-from build.errors import BuildError, NothingSelected
+from build.command import TROUBLE, as_build_error, show_traceback
+from build.errors import NothingSelected
 from build.gates.result import as_text
 from build.gpu.stage import as_table as stage_table
 from build.host import target as host
@@ -17,7 +19,7 @@ from build.matrix.model import Matrix, Target
 from build.matrix.select import select
 from build.matrix.show import as_json as plans_json
 from build.matrix.show import as_table as plans_table
-from build.outcome import BuildOptions, Outcome, plan_target
+from build.outcome import BuildOptions, Outcome, plan_target, selected_components
 
 __all__ = ["BASES", "BuildOptions", "build", "check", "inspect", "plan"]
 
@@ -36,12 +38,32 @@ def _selected(matrix: Matrix, pattern: str) -> list[Target]:
     return chosen
 
 
+def _with_components(matrix: Matrix, targets: Sequence[Target], pattern: str) -> list[Target]:
+    """The targets that have one of the components; the others are named on stderr.
+
+    Raises NothingSelected when none has, or a name is no component's.
+    """
+    having: list[Target] = []
+    lacking: list[NothingSelected] = []
+    for target in targets:
+        try:
+            selected_components(matrix, target, pattern)
+            having.append(target)
+        except NothingSelected as problem:
+            lacking.append(problem)
+    if not having:
+        raise lacking[0]
+    for absence in lacking:
+        print(f"note: {absence.what}; left out", file=sys.stderr)
+    return having
+
+
 def plan(image: str, component: str, base: str, *, as_json: bool) -> int:
     """Print the plan of the selected targets; touches neither Docker nor a base."""
     matrix = load_matrix()
     plans = []
-    for name in select(list(matrix.targets), image, "image"):
-        target = matrix.targets[name]
+    named = [matrix.targets[name] for name in select(list(matrix.targets), image, "image")]
+    for target in _with_components(matrix, named, component):
         kind, inspection = pipeline.known_base(target, base)
         plans.append(plan_target(matrix, target, component, kind, inspection))
     if as_json:
@@ -54,24 +76,30 @@ def plan(image: str, component: str, base: str, *, as_json: bool) -> int:
 def build(image: str, options: BuildOptions) -> int:
     """Build the selected targets one after the other; returns the worst exit code."""
     matrix = load_matrix()
+    targets = _with_components(matrix, _selected(matrix, image), options.components)
     outcomes: list[Outcome] = []
-    code = 0
-    for target in _selected(matrix, image):
-        try:
-            outcome = pipeline.build_target(matrix, target, options)
-        except BuildError as problem:
-            if not options.keep_going:
-                raise
-            print(problem, file=sys.stderr)
-            outcome = Outcome(target.name, "not possible", problem.what, failed_with=problem.exit_code)
+    for target in targets:
+        outcome = _build_one(matrix, target, options)
         outcomes.append(outcome)
-        code = max(code, outcome.exit_code)
-        print(outcomes_of.describe(outcome), file=sys.stderr, flush=True)
+        if outcome.status != "not possible":  # that was told, and ends with its next step
+            print(outcomes_of.describe(outcome), file=sys.stderr, flush=True)
         if outcome.exit_code and not options.keep_going:
             break
-    if len(outcomes) > 1:
-        print(outcomes_of.summary(outcomes), file=sys.stderr)
-    return code
+    if len(targets) > 1:
+        rest = [target.name for target in targets[len(outcomes) :]]
+        print(outcomes_of.summary(outcomes, not_begun=rest), file=sys.stderr)
+    return max(outcome.exit_code for outcome in outcomes)
+
+
+def _build_one(matrix: Matrix, target: Target, options: BuildOptions) -> Outcome:
+    """Build a target; what is impossible is told and becomes an outcome, so that the table has a row for it."""
+    try:
+        return pipeline.build_target(matrix, target, options)
+    except TROUBLE as problem:
+        show_traceback()
+        told = as_build_error(problem)
+        print(told, file=sys.stderr)
+        return Outcome(target.name, "not possible", told.what.partition("\n")[0], failed_with=told.exit_code)
 
 
 def inspect(image: str, base: str, *, as_json: bool) -> int:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
 import shutil
+import signal
 import subprocess
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +28,8 @@ from build.wheels.schedule import USABLE_MEMORY, Capacity, Schedule
 from build.wheels.unpack import unpack
 from build.wheels.wheelhouse import Wheelhouse
 
+GOODBYE = 20.0
+"""Seconds that a killed run's compilers get to end."""
 MASQUERADE = "/usr/lib/ccache"
 """Where Debian's ccache keeps links called like the compilers."""
 
@@ -89,7 +95,9 @@ class HostShop:
             job["env"] = {**job["env"], "NCCL_DIR": str(self.nccl)}
         job_file = scratch / "job.json"
         job_file.write_text(json.dumps(job))
-        process = Process([self.inspection.executable, str(INSIDE), str(job_file)], os.environ, log)
+        # TMPDIR for inside.py too: it is what the compile of a killed run is known by.
+        env = {**os.environ, "TMPDIR": job["env"]["TMPDIR"]}
+        process = Process([self.inspection.executable, str(INSIDE), str(job_file)], env, log)
         self.stop.start(process)
         try:
             status = process.wait()
@@ -154,9 +162,27 @@ def compile_on_host(
 
 
 def _sweep() -> None:
-    """Remove scratch folders that killed compiles left."""
-    for left in cache.folder("work").iterdir():
-        name = lock_name(left.name)
-        if not cache.is_locked(name):
-            with cache.locked(name), told_space(cache.root()):
-                shutil.rmtree(left, ignore_errors=True)
+    """Remove what killed runs left: compilers that went on without them, and scratch folders."""
+    for name in {*_orphans(), *(left.name for left in cache.folder("work").iterdir())}:
+        if cache.is_locked(lock_name(name)):
+            continue
+        with cache.locked(lock_name(name)), told_space(cache.root()):
+            deadline = time.monotonic() + GOODBYE
+            while (pids := _orphans().get(name)) and time.monotonic() < deadline:
+                for pid in pids:  # again and again: ninja and g++ may start others meanwhile
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+                time.sleep(0.02)
+            shutil.rmtree(cache.folder("work") / name, ignore_errors=True)
+
+
+def _orphans() -> dict[str, list[int]]:
+    """Processes of compiles in this cache, by the name of their scratch folder: known by their TMPDIR."""
+    mark = re.compile(rb"(?:^|\0)TMPDIR=" + re.escape(os.fsencode(cache.root() / "work")) + rb"/([0-9a-f]{12})/work\0")
+    found: dict[str, list[int]] = {}
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended, or is another user's
+            match = mark.search((process / "environ").read_bytes())
+            if match is not None:
+                found.setdefault(match[1].decode(), []).append(int(process.name))
+    return found

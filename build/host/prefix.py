@@ -8,6 +8,7 @@ PREFIX/image.json  what is here, for `deepinfer env`
 
 from __future__ import annotations
 
+import glob
 import json
 import shlex
 import shutil
@@ -17,7 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from build import cache
-from build.errors import EnvironmentCannot
+from build.errors import EnvironmentCannot, UsageError
 from build.host.nccl import Replacement
 from build.host.offline import OfflineFolder
 from build.image.describe import SCHEMA, component_facts
@@ -48,6 +49,24 @@ def is_ours(prefix: Path) -> bool:
         return False
 
 
+def check_prefix(prefix: Path) -> None:
+    """Refuse a folder that is not for us, before anything is compiled for it.
+
+    Raises:
+        UsageError: it cannot stand in PYTHONPATH.
+        EnvironmentCannot: it holds something that is not ours.
+    """
+    if ":" in str(prefix):
+        raise UsageError(
+            f"--prefix {prefix} has a colon in it, at which PYTHONPATH would be split",
+            next_step="give --prefix a folder without one",
+        )
+    if prefix.exists() and not is_ours(prefix) and (not prefix.is_dir() or any(prefix.iterdir())):
+        raise EnvironmentCannot(
+            f"{prefix} holds something else and is left alone", next_step="give --prefix an empty or new folder"
+        )
+
+
 def lay_prefix(
     prefix: Path,
     plan: TargetPlan,
@@ -65,14 +84,15 @@ def lay_prefix(
 
     Raises:
         EnvironmentCannot: `prefix` holds something that is not ours, or cannot be written.
+        UsageError: as `check_prefix`.
     """
-    if prefix.exists() and not is_ours(prefix) and (not prefix.is_dir() or any(prefix.iterdir())):
-        raise EnvironmentCannot(
-            f"{prefix} holds something else and is left alone", next_step="give --prefix an empty or new folder"
-        )
+    check_prefix(prefix)
     try:
         prefix.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".part-", dir=prefix.parent) as scratch:
+        for left in prefix.parent.glob(f".part-{glob.escape(prefix.name)}-*"):
+            _restore(left / "old", prefix)
+            shutil.rmtree(left, ignore_errors=True)
+        with tempfile.TemporaryDirectory(prefix=f".part-{prefix.name}-", dir=prefix.parent) as scratch:
             tree = Path(scratch) / "tree"
             final = tree.joinpath(*prefix.parts[1:])
             final.mkdir(parents=True)
@@ -89,6 +109,12 @@ def lay_prefix(
             cause="the folder belongs to another user, or the disk is full",
             next_step="give --prefix a folder that you can write",
         ) from problem
+
+
+def _restore(old: Path, prefix: Path) -> None:
+    """Put back what a run set aside that was killed between its two renames."""
+    if is_ours(old) and not prefix.exists():
+        old.rename(prefix)
 
 
 def _swap(new: Path, prefix: Path, old: Path) -> None:

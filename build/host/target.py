@@ -20,7 +20,7 @@ from build.gpu.stage import StageResult, run_stage
 from build.host.compile import HostShop, compile_on_host
 from build.host.nccl import Replacement, replace_nccl, sha256_of
 from build.host.offline import OfflineFolder
-from build.host.prefix import default_prefix, is_ours, lay_prefix
+from build.host.prefix import check_prefix, default_prefix, is_ours, lay_prefix
 from build.inspection import Inspection
 from build.matrix.model import Matrix, Target
 from build.outcome import BuildOptions, Outcome, Status, Stopwatch, plan_target
@@ -59,6 +59,7 @@ def plan_host(matrix: Matrix, target: Target, components: str, inspection: Inspe
 def build(matrix: Matrix, target: Target, options: BuildOptions) -> Outcome:
     """Compile what is missing, lay the prefix, run the gates that make sense without an image."""
     prefix = options.prefix or default_prefix()
+    check_prefix(prefix)
     offline = OfflineFolder(options.offline) if options.offline else None
     with cache.locked("host", waiting_for="build of the host"):
         watch = Stopwatch()
@@ -71,7 +72,8 @@ def build(matrix: Matrix, target: Target, options: BuildOptions) -> Outcome:
         if any(cell.status == "failed" for cell in cells):
             return Outcome(target.name, "component failed", cells=tuple(cells), times=watch.times)
         if not plan.complete:
-            return Outcome(target.name, "components only", str(cache.root() / "wheelhouse"), tuple(cells))
+            house = str(cache.root() / "wheelhouse")
+            return Outcome(target.name, "components only", house, tuple(cells), times=watch.times)
         with watch.step("assemble", f"host: prefix {prefix}"):
             lay_prefix(prefix, plan, inspection, cells, nccl=nccl, replaced=replaced, offline=offline)
         with watch.step("gates", "host: gates"):

@@ -22,6 +22,8 @@ from typing import Any
 
 KEY = re.compile(r"[0-9a-f]{64}")
 META = "meta.json"
+DAMAGE = (OSError, ValueError, KeyError, TypeError)
+"""What a record or file that is not whole raises."""
 ABANDONED_AFTER = 3600.0
 """Seconds after which a `.part-` folder has no writer any more; a put takes seconds."""
 
@@ -46,6 +48,17 @@ class Wheelhouse:
     def __init__(self, root: Path) -> None:
         self.root = root
 
+    def holds(self, key: str) -> bool:
+        """Whether `find` would give an artefact; changes nothing, whatever is there."""
+        folder = self._folder(key)
+        if not folder.is_dir():
+            return False
+        try:
+            _verified(folder)
+        except DAMAGE:
+            return False
+        return True
+
     def find(self, key: str) -> Path | None:
         """The artefact for a key, None if there is none or the one there was damaged (and is now removed)."""
         entry = self.entry(key)
@@ -57,16 +70,10 @@ class Wheelhouse:
         if not folder.is_dir():
             return None
         try:
-            meta = json.loads((folder / META).read_text())
-            artefact = folder / str(meta["artefact"])
-            if artefact.parent != folder:
-                raise ValueError("its record names a file elsewhere")
-            if artefact.stat().st_size != meta["size"] or file_sha256(artefact) != meta["sha256"]:
-                raise ValueError(f"{artefact.name} is not the file that was put there")
-        except (OSError, ValueError, KeyError, TypeError) as problem:
+            return _verified(folder)
+        except DAMAGE as problem:
             self._remove(folder, problem)
             return None
-        return Entry(artefact, meta)
 
     def put(self, key: str, artefact: Path, meta: Mapping[str, Any]) -> Path:
         """Keep a copy of `artefact` under `key` with its record; returns the kept file.
@@ -131,6 +138,17 @@ class Wheelhouse:
         with contextlib.suppress(OSError):
             folder.rename(aside)  # at once, so that no reader meets a half-removed entry
             shutil.rmtree(aside)
+
+
+def _verified(folder: Path) -> Entry:
+    """The entry in a folder, hashed. Raises one of DAMAGE."""
+    meta = json.loads((folder / META).read_text())
+    artefact = folder / str(meta["artefact"])
+    if artefact.parent != folder:
+        raise ValueError("its record names a file elsewhere")
+    if artefact.stat().st_size != meta["size"] or file_sha256(artefact) != meta["sha256"]:
+        raise ValueError(f"{artefact.name} is not the file that was put there")
+    return Entry(artefact, meta)
 
 
 def _copy(source: Path, target: Path) -> None:
