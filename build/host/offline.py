@@ -22,9 +22,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from zipfile import BadZipFile, ZipFile
 
+from packaging.utils import InvalidWheelFilename
+
 from build import cache
 from build.errors import EnvironmentCannot
 from build.host.nccl import sha256_of
+from build.locks import fits
 
 TRITON = re.compile(r"^triton-(\d+(?:\.\d+)+)(?:$|\.tar\.xz$|-.*\.whl$)")
 
@@ -49,21 +52,33 @@ class OfflineFolder:
         """The source or wheel with this hash, None if it has not arrived."""
         return next((path for path in self._files(".tar.gz", ".whl") if sha256_of(path) == digest), None)
 
-    def tree(self, name: str) -> Path | None:
-        """The unpacked tree `name` ("nccl", "elfutils", "triton-3.7.1"), None if it has not arrived."""
+    def tree(self, name: str, *, python: str | None = None) -> Path | None:
+        """The unpacked tree `name` ("nccl", "elfutils", "triton-3.7.1"), None if it has not arrived.
+
+        Args:
+            python: "3.12": wheels for another Python are passed over.
+        """
         if (self.path / name).is_dir():
             return self.path / name
         for path in self._files(".tar.xz", ".whl"):
-            if path.name == f"{name}.tar.xz" or path.name.startswith(f"{name}-"):
+            alike = path.name == f"{name}.tar.xz" or path.name.startswith(f"{name}-")
+            if alike and (python is None or path.suffix != ".whl" or _for_python(path, python)):
                 return _unpacked(path)
         return None
 
-    def tritons(self) -> dict[str, Path]:
-        """Version -> folder to put on PYTHONPATH, for every Triton that has arrived."""
+    def tritons(self, python: str | None = None) -> dict[str, Path]:
+        """Version -> folder to put on PYTHONPATH, for every Triton that has arrived for this Python ("3.12")."""
         names = [*(path.name for path in self._files(".tar.xz", ".whl")), *(path.name for path in self.path.iterdir())]
         versions = {match.group(1) for match in map(TRITON.match, names) if match}
-        trees = {version: self.tree(f"triton-{version}") for version in sorted(versions)}
+        trees = {version: self.tree(f"triton-{version}", python=python) for version in sorted(versions)}
         return {version: tree for version, tree in trees.items() if tree is not None}
+
+
+def _for_python(wheel: Path, python: str) -> bool:
+    try:
+        return fits(wheel.name, python)
+    except InvalidWheelFilename:
+        return False
 
 
 def _unpacked(archive: Path) -> Path:

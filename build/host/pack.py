@@ -5,12 +5,13 @@
 wheels: build.lock's, for Python 3.11 to 3.13.  runtime: what the engine needs beside torch.  sources: the sdists
 and NCCL's wheel.  elfutils: headers of libdw and libelf, from Debian.  triton: the versions of locks/triton.lock for
 the target's Python.  Without names: all of them.
-Every file is checked by its hash and written whole; running it again fetches only what is missing.
+Every wheel and source is checked by its hash and written whole; running it again fetches only what is missing.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 import shutil
 import sys
 import tarfile
@@ -20,8 +21,10 @@ from pathlib import Path
 
 from build import cache, triton_versions
 from build.call import call
-from build.errors import BuildError, EnvironmentCannot
+from build.command import TROUBLE, as_build_error
+from build.errors import EnvironmentCannot, UsageError
 from build.host.nccl import sha256_of
+from build.host.offline import OfflineFolder
 from build.locks import fetch_lock, fetched_wheels, pip_download
 from build.matrix.load import load_matrix
 from build.wheels.fetch import fetch_source
@@ -32,7 +35,7 @@ PYTHONS = ("3.11", "3.12", "3.13")
 def put(source: Path, folder: Path) -> None:
     """Copy a file into a folder, whole, unless it is there already; say so."""
     target = folder / source.name
-    if not target.exists() or target.stat().st_size != source.stat().st_size:
+    if not target.is_file() or sha256_of(target) != sha256_of(source):
         with cache.atomic_path(target) as part:
             shutil.copyfile(source, part)
     print(f"{target}  {target.stat().st_size / 1e6:.1f} MB", file=sys.stderr)
@@ -63,11 +66,12 @@ def pack_sources(folder: Path, python: str) -> None:
 
 def pack_elfutils(folder: Path, python: str) -> None:
     """The headers of libdw and libelf from Debian's packages: nothing of them is linked."""
+    if OfflineFolder(folder).tree("elfutils") is not None:
+        return
     with tempfile.TemporaryDirectory() as scratch:
         call("apt-get", "download", "-q", "libdw-dev", "libelf-dev", cwd=Path(scratch))
         for package in Path(scratch).glob("*.deb"):
             call("dpkg", "-x", package, Path(scratch) / "tree")
-        folder.mkdir(parents=True, exist_ok=True)
         with cache.atomic_path(folder / "elfutils.tar.xz") as part, tarfile.open(part, "w:xz") as tar:
             tar.add(Path(scratch) / "tree" / "usr" / "include", arcname="usr/include")
     print(folder / "elfutils.tar.xz", file=sys.stderr)
@@ -76,17 +80,21 @@ def pack_elfutils(folder: Path, python: str) -> None:
 def pack_triton(folder: Path, python: str) -> None:
     """The wheels of every Triton that the probe is run under."""
     tag = f"cp{python.replace('.', '')}"
-    for (version, wheel_tag), digest in triton_versions.read_lock().items():
-        if wheel_tag == tag:
-            with tempfile.TemporaryDirectory() as scratch:
-                call(*pip_download(python), "--dest", scratch, f"triton=={version}")
-                (wheel,) = Path(scratch).glob("triton-*.whl")
-                if sha256_of(wheel) != digest:
-                    raise EnvironmentCannot(
-                        f"{wheel.name} is not the file that locks/triton.lock names",
-                        next_step="find out why the package index serves another file",
-                    )
-                put(wheel, folder)
+    wanted = {version: digest for (version, held), digest in triton_versions.read_lock().items() if held == tag}
+    if not wanted:
+        raise UsageError(f"locks/triton.lock names no Triton for Python {python}", next_step="give another --python")
+    for version, digest in wanted.items():
+        if OfflineFolder(folder).by_sha256(digest) is not None:
+            continue
+        with tempfile.TemporaryDirectory() as scratch:
+            call(*pip_download(python), "--dest", scratch, f"triton=={version}")
+            (wheel,) = Path(scratch).glob("triton-*.whl")
+            if sha256_of(wheel) != digest:
+                raise EnvironmentCannot(
+                    f"{wheel.name} is not the file that locks/triton.lock names",
+                    next_step="find out why the package index serves another file",
+                )
+            put(wheel, folder)
 
 
 PACKS = {
@@ -105,15 +113,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(PACKS)}; all without any")
     parser.add_argument("--python", default="3.12", help="the other machine's Python (default: 3.12)")
     args = parser.parse_intermixed_args(argv)
+    if re.fullmatch(r"3\.\d+", args.python) is None:
+        parser.error(f"--python {args.python!r} is no version such as 3.12")
     unknown = [name for name in args.names if name not in PACKS]
     if unknown:
         parser.error(f"unknown packs: {', '.join(unknown)}; there are {', '.join(PACKS)}")
     try:
+        folder = args.folder.expanduser().absolute()
+        folder.mkdir(parents=True, exist_ok=True)
         for name in args.names or PACKS:
-            PACKS[name](args.folder.absolute(), args.python)
-    except BuildError as problem:
-        print(problem, file=sys.stderr)
-        return problem.exit_code
+            PACKS[name](folder, args.python)
+    except TROUBLE as problem:
+        told = as_build_error(problem)
+        print(told, file=sys.stderr)
+        return told.exit_code
     return 0
 
 

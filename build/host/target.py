@@ -99,7 +99,11 @@ def check(
     if gpus == 0:
         return gates, []
     # Offline nothing is fetched: a Triton that has not arrived is a row that says so.
-    found = OfflineFolder(offline).tritons() if offline else {version: triton_dir(version) for version in versions()}
+    python, tag = ".".join(inspection.python.split(".")[:2]), inspection.python_tag
+    if offline is not None:
+        found = OfflineFolder(offline).tritons(python)
+    else:
+        found = {version: triton_dir(version, python_tag=tag) for version in versions(python_tag=tag)}
     unsupported = {cell.component.name: cell.reason for cell in plan.cells if cell.status == "unsupported"}
     tritons = {version: str(folder) for version, folder in found.items()}
     rows = run_stage(_launcher(inspection, prefix), gpus, tritons, unsupported=unsupported, on_row=_show)
