@@ -6,7 +6,7 @@ import importlib.util
 
 import pytest
 
-NEEDED = ("docker", "installer", "invoke", "jsonschema", "elftools", "yaml")
+NEEDED = ("cyclonedx", "docker", "installer", "invoke", "jsonschema", "elftools", "yaml")
 """What the build system imports. A GPU machine that runs the engine's tests alone has no need of them."""
 missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
 collect_ignore_glob = ["build/*", "images/*"] if missing else []
