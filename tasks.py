@@ -14,6 +14,7 @@ from build.command import folder, one_of, told_plainly, whole_number
 IMAGE = "images by name: globs and comma lists, as in 'fla*,cpu'"
 COMPONENT = "components by name: globs and comma lists"
 BASE = "auto: the vendor's image if it is here or can be pulled, else the replica; vendor; replica"
+REGISTRY = "HOST:PORT of a registry that has the vendors' images under their usual paths, instead of the vendors' own"
 JSON = "print JSON alone on stdout"
 
 
@@ -39,6 +40,7 @@ def plan(c: Context, image: str = "*", component: str = "*", base: str = "auto",
         "image": IMAGE,
         "component": COMPONENT + "; an image is only made of all of them",
         "base": BASE,
+        "registry": REGISTRY,
         "accept-base": "go on although the base differs from what matrix.yaml expects",
         "keep-going": "after a failure do the rest, and list everything at the end",
         "jobs": "compiles at once; by default as many as processors and memory allow",
@@ -52,6 +54,7 @@ def build(
     image: str = "*",
     component: str = "*",
     base: str = "auto",
+    registry: str = "",
     accept_base: bool = False,
     keep_going: bool = False,
     jobs: str = "",
@@ -69,6 +72,7 @@ def build(
         options = verbs.BuildOptions(
             components=component,
             base=one_of("base", base, verbs.BASES),
+            registry=registry,
             accept_base=accept_base,
             keep_going=keep_going,
             jobs=whole_number("jobs", jobs, at_least=1) if jobs else None,
@@ -79,8 +83,8 @@ def build(
         _finish(verbs.build(image, options))
 
 
-@task(help={"image": IMAGE, "base": BASE, "json": JSON})
-def inspect(c: Context, image: str = "*", base: str = "auto", json: bool = False) -> None:
+@task(help={"image": IMAGE, "base": BASE, "registry": REGISTRY, "json": JSON})
+def inspect(c: Context, image: str = "*", base: str = "auto", registry: str = "", json: bool = False) -> None:
     """Show what a base really holds, beside what matrix.yaml expects.
 
     Example: ./run inspect --image flagtree --json
@@ -88,7 +92,7 @@ def inspect(c: Context, image: str = "*", base: str = "auto", json: bool = False
     with told_plainly():
         from build import verbs
 
-        _finish(verbs.inspect(image, one_of("base", base, verbs.BASES), as_json=json))
+        _finish(verbs.inspect(image, one_of("base", base, verbs.BASES), registry=registry, as_json=json))
 
 
 @task(

@@ -1,7 +1,7 @@
 """The one module that talks to Docker: the docker package to inspect and run, the command line for BuildKit builds.
 
 No path of this machine is ever bind-mounted: files travel in the build context or through the archive calls, so that
-DOCKER_HOST may name a larger engine elsewhere.
+DOCKER_HOST or a docker context may name a larger engine elsewhere.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
-import os
 import shutil
 import tarfile
 import threading
@@ -20,9 +19,11 @@ from typing import Any
 
 import docker
 from docker.errors import APIError, DockerException, ImageNotFound, NotFound
+from docker.tls import TLSConfig
 
 from build.call import CallFailed, call
 from build.errors import EnvironmentCannot
+from build.setup.endpoint import Endpoint, endpoint
 
 LABEL = "io.deepinfer.hopper"
 """Everything that this project makes in Docker carries this label; nothing else is ever deleted."""
@@ -150,8 +151,21 @@ def build_command() -> tuple[str, ...]:
     )
 
 
+def _client(named: Endpoint) -> docker.DockerClient:
+    """A client of the docker package, which by itself knows DOCKER_HOST and no contexts."""
+    by_ssh = named.host.startswith("ssh://")  # through the ssh command, so that the user's own settings count
+    if not named.of_context:
+        return docker.from_env(timeout=600, use_ssh_client=by_ssh)
+    tls: TLSConfig | bool = False
+    if named.certificates is not None:
+        ca, cert, key = (str(named.certificates / name) for name in ("ca.pem", "cert.pem", "key.pem"))
+        pair = (cert, key) if Path(cert).is_file() and Path(key).is_file() else None
+        tls = TLSConfig(client_cert=pair, ca_cert=ca if Path(ca).is_file() else None, verify=not named.unverified)
+    return docker.DockerClient(base_url=named.host, tls=tls, timeout=600, use_ssh_client=by_ssh)
+
+
 class Engine:
-    """A connection to a Docker engine (DOCKER_HOST is respected)."""
+    """A connection to a Docker engine: the one that DOCKER_HOST or a docker context names, else this machine's."""
 
     def __init__(self, client: docker.DockerClient) -> None:
         self.client = client
@@ -159,13 +173,13 @@ class Engine:
     @classmethod
     def connect(cls) -> Engine:
         """Connect. Raises EnvironmentCannot with the next step when no engine answers."""
+        named = endpoint()
         try:
-            client = docker.from_env(timeout=600)
+            client = _client(named)
             client.ping()
         except (DockerException, OSError) as problem:
-            where = os.environ.get("DOCKER_HOST", "the default socket")
             raise EnvironmentCannot(
-                f"no Docker engine answers at {where}",
+                f"no Docker engine answers at {named.named_by or 'the default socket'}",
                 cause=str(problem).splitlines()[0][:200],
                 next_step="run `./run doctor`; `./run build` as root installs and starts one",
             ) from problem

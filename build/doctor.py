@@ -150,12 +150,13 @@ def _engine() -> Iterator[Row]:
             problem.what,
             system.install_command(docker_engine.missing_packages(engine=True) or ["docker.io"]),
         )
-    where = os.environ.get("DOCKER_HOST") or docker_engine.DEFAULT_SOCKET
+    elsewhere = docker_engine.elsewhere()
+    where = docker_engine.place()
     refused = docker_engine.refusal()
     if refused:
-        can_start = system.is_root() and not os.environ.get("DOCKER_HOST")
+        can_start = system.is_root() and not elsewhere
         detail = f"none answers at {where}: {refused}" + ("; ./run build starts one" if can_start else "")
-        advice = "" if os.environ.get("DOCKER_HOST") else "\n".join(docker_engine.commands())
+        advice = "" if elsewhere else "\n".join(docker_engine.commands())
         yield Row("Docker engine", "warn" if can_start else "fail", detail, advice)
     else:
         yield _answering_engine(Engine.connect(), where)
@@ -186,7 +187,7 @@ def _storage() -> Iterator[Row]:
     if docker_engine.refusal():
         return
     root = Path(str(Engine.connect().client.info().get("DockerRootDir", "")))
-    if os.environ.get("DOCKER_HOST", "").startswith(("tcp", "ssh", "http")) or not root.is_dir():
+    if docker_engine.elsewhere() or not root.is_dir():
         yield Row("Docker's disk", "warn", f"{root} is on another machine; free space there is not known")
     else:
         yield disk_row("Docker's disk", root, IMAGE_GB, COMFORTABLE_GB)

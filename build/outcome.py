@@ -32,6 +32,7 @@ class BuildOptions:
     components: str = "*"
     base: str = "auto"
     accept_base: bool = False
+    registry: str = ""
     keep_going: bool = False
     jobs: int | None = None
     offline: Path | None = None

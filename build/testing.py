@@ -205,7 +205,7 @@ def prune_records(engine: Engine, ids: set[str]) -> int:
 
 def _engine_disk(engine: Engine) -> list[Path]:
     root = Path(str(engine.client.info().get("DockerRootDir", "")))
-    return [root] if root.is_dir() and not os.environ.get("DOCKER_HOST") else []
+    return [root] if root.is_dir() and not docker_engine.elsewhere() else []
 
 
 def as_table(results: Sequence[Result]) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from build import outcome as outcomes_of
 from build import pipeline
+from build.bases.mirror import with_registry
 from build.command import TROUBLE, as_build_error, show_traceback
 from build.errors import NothingSelected
 from build.gates.result import as_text
@@ -75,7 +76,7 @@ def plan(image: str, component: str, base: str, *, as_json: bool) -> int:
 
 def build(image: str, options: BuildOptions) -> int:
     """Build the selected targets one after the other; returns the worst exit code."""
-    matrix = load_matrix()
+    matrix = with_registry(load_matrix(), options.registry)
     targets = _with_components(matrix, _selected(matrix, image), options.components)
     outcomes: list[Outcome] = []
     for target in targets:
@@ -102,9 +103,9 @@ def _build_one(matrix: Matrix, target: Target, options: BuildOptions) -> Outcome
         return Outcome(target.name, "not possible", told.what.partition("\n")[0], failed_with=told.exit_code)
 
 
-def inspect(image: str, base: str, *, as_json: bool) -> int:
-    """Print what the bases hold beside what is expected."""
-    matrix = load_matrix()
+def inspect(image: str, base: str, *, registry: str = "", as_json: bool) -> int:
+    """Print what the bases hold beside what is expected. registry: see `with_registry`."""
+    matrix = with_registry(load_matrix(), registry)
     found = [(target, *pipeline.inspect_target(target, base)) for target in _selected(matrix, image)]
     if as_json:
         print(json.dumps({target.name: seen.to_json() for target, _, seen in found}, indent=2, sort_keys=True))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import re
 import shutil
 import sys
@@ -32,6 +31,7 @@ from build.image.parts import Part
 from build.inspection import Inspection
 from build.matrix.model import Matrix
 from build.plan import TargetPlan
+from build.setup.endpoint import endpoint
 from build.wheels.results import CellResult
 
 OURS_LIMIT = 60_000_000
@@ -199,7 +199,7 @@ def check_size(image: str, sizes: Mapping[str, int]) -> None:
 def engine_folder(engine: Engine) -> Path | None:
     """Where the engine keeps its layers, None where that is on another machine."""
     where = Path(str(engine.client.info().get("DockerRootDir", "")))
-    return None if os.environ.get("DOCKER_HOST") or not where.is_dir() else where
+    return None if endpoint().named_by or not where.is_dir() else where
 
 
 def check_space(parts: Sequence[Part], where: Path | None) -> None:

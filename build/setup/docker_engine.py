@@ -1,7 +1,8 @@
 """Docker's engine: found, or installed and started by root, and stopped again when it is ours.
 
 A dockerd that `./run` started is remembered in the cache with its process id, the time that process started and the
-machine's boot, so that no other process is ever taken for it. With DOCKER_HOST nothing is installed or started.
+machine's boot, so that no other process is ever taken for it. With DOCKER_HOST or a docker context nothing is
+installed or started.
 Standard library only.
 """
 
@@ -23,6 +24,7 @@ from urllib.parse import urlsplit
 from build import cache
 from build.errors import EnvironmentCannot
 from build.setup import system
+from build.setup.endpoint import Endpoint, endpoint
 
 DEFAULT_SOCKET = "/var/run/docker.sock"
 _START_SECONDS = 60.0
@@ -44,12 +46,16 @@ class _UnixConnection(http.client.HTTPConnection):
 
 def refusal() -> str:
     """Why no engine answers where it is looked for; empty when one does."""
-    host = os.environ.get("DOCKER_HOST", "")
+    try:
+        named = endpoint()
+    except EnvironmentCannot as problem:
+        return problem.what
+    host = named.host
     parts = urlsplit(host)
     try:
         if not host or parts.scheme == "unix":
             connection: http.client.HTTPConnection = _UnixConnection(parts.path or DEFAULT_SOCKET)
-        elif parts.scheme in ("tcp", "http") and parts.hostname and not os.environ.get("DOCKER_TLS_VERIFY"):
+        elif parts.scheme in ("tcp", "http") and parts.hostname and not _secured(named):
             connection = http.client.HTTPConnection(parts.hostname, parts.port or 2375, timeout=10)
         else:
             return _refusal_by_client()
@@ -59,6 +65,26 @@ def refusal() -> str:
     except (OSError, http.client.HTTPException, ValueError) as problem:
         return str(problem) or type(problem).__name__
     return "" if status == 200 else f"it answers with status {status}"
+
+
+def _secured(named: Endpoint) -> bool:
+    return named.certificates is not None if named.of_context else bool(os.environ.get("DOCKER_TLS_VERIFY"))
+
+
+def elsewhere() -> bool:
+    """Whether the user named an engine: then none is installed or started here, even if the name is wrong."""
+    try:
+        return bool(endpoint().named_by)
+    except EnvironmentCannot:
+        return True
+
+
+def place() -> str:
+    """Where an engine is looked for, for messages."""
+    try:
+        return endpoint().named_by or DEFAULT_SOCKET
+    except EnvironmentCannot as problem:
+        return problem.what
 
 
 def _refusal_by_client() -> str:
@@ -75,7 +101,7 @@ def _refusal_by_client() -> str:
 def refused(*, may_install: bool) -> EnvironmentCannot | None:
     """The error that `ensure` would raise because it may not set up an engine; installs and starts nothing."""
     problem = refusal()
-    if problem and (os.environ.get("DOCKER_HOST") or not may_install or not system.is_root()):
+    if problem and (elsewhere() or not may_install or not system.is_root()):
         return _cannot(problem, may_install=may_install)
     return None
 
@@ -91,7 +117,7 @@ def ensure(*, may_install: bool, stays: bool) -> bool:
         EnvironmentCannot: no engine answers and none may or can be started; with the commands to type.
     """
     problem = refusal()
-    if os.environ.get("DOCKER_HOST"):
+    if elsewhere():
         if problem:
             raise _cannot(problem, may_install=may_install)
         return False
@@ -273,12 +299,16 @@ def commands() -> Sequence[str]:
 
 
 def _cannot(problem: str, *, may_install: bool) -> EnvironmentCannot:
-    host = os.environ.get("DOCKER_HOST")
-    if host:
+    try:
+        named = endpoint()
+    except EnvironmentCannot as wrong:
+        return wrong
+    if named.named_by:
+        way = "`docker context use default`" if named.of_context else "unset DOCKER_HOST"
         return EnvironmentCannot(
-            f"no Docker engine answers at DOCKER_HOST={host}",
+            f"no Docker engine answers at {named.named_by}",
             cause=problem,
-            next_step="start it there, or unset DOCKER_HOST to use (and, as root, set up) one on this machine",
+            next_step=f"start it there, or {way} to use (and, as root, set up) one on this machine",
         )
     why = "./run was told --no-setup" if not may_install else "starting one needs root"
     return EnvironmentCannot(
