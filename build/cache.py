@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import os
+import platform
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -49,6 +51,11 @@ def root() -> Path:
                 next_step="set DEEPINFER_BUILD_CACHE to a folder that you can write",
             ) from problem
     return path
+
+
+def identity() -> str:
+    """12 hex digits that tell this cache from others, on this machine and on others that share a Docker engine."""
+    return hashlib.sha256(f"{platform.node()}:{root().resolve()}".encode(errors="surrogateescape")).hexdigest()[:12]
 
 
 def folder(name: str) -> Path:

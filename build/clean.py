@@ -18,7 +18,7 @@ from typing import Any
 from docker.errors import APIError
 
 from build import cache
-from build.containers import LABEL, Engine
+from build.containers import CACHE_LABEL, LABEL, Engine
 from build.errors import EnvironmentCannot, UsageError
 from build.setup import docker_engine
 
@@ -91,7 +91,7 @@ class OurImage:
 def our_images(engine: Engine) -> list[OurImage]:
     """Every image of the project, newest first, so that an image comes before the one that it was made from."""
     found: dict[str, OurImage] = {}
-    for raw in engine.client.images.list(filters={"label": f"{LABEL}=1"}):
+    for raw in engine.images(label=f"{LABEL}=1"):
         names = tuple(name for name in raw.tags if _is_our_name(name))
         if names or not raw.tags:
             found[str(raw.id)] = OurImage(str(raw.id), names, _target(names, raw.labels), int(raw.attrs["Size"]))
@@ -157,6 +157,10 @@ def _remove_containers(engine: Engine, patterns: Sequence[str]) -> None:
     for raw in _our_containers(engine):
         owner = raw.labels[f"{LABEL}.owner"]
         if "*" not in patterns and not any(fnmatchcase(_owning_target(raw), pattern) for pattern in patterns):
+            continue
+        if raw.labels.get(CACHE_LABEL) != cache.identity():
+            end = f"`docker rm -f {raw.short_id}` ends it"
+            _say(f"kept container {raw.short_id} ({owner}): it belongs to another build cache; {end}")
             continue
         if raw.status == "running" and _builds_run():
             _say(f"kept container {raw.short_id} ({owner}): a build is running")

@@ -21,12 +21,16 @@ import docker
 from docker.errors import APIError, DockerException, ImageNotFound, NotFound
 from docker.tls import TLSConfig
 
+from build import cache
 from build.call import CallFailed, call
 from build.errors import EnvironmentCannot
 from build.setup.endpoint import Endpoint, endpoint
 
 LABEL = "io.deepinfer.hopper"
 """Everything that this project makes in Docker carries this label; nothing else is ever deleted."""
+CACHE_LABEL = f"{LABEL}.cache"
+"""On containers: the build cache of who made it. Builds with other caches, whose locks tell nothing here, may share
+the engine: what they run is theirs."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,12 @@ class RunResult:
     returncode: int
     stdout: str
     stderr: str
+
+
+_CONNECT_SECONDS = 20
+"""For an engine to say that it is there; one that hangs is none."""
+_ANSWER_SECONDS = 600
+"""For an answer of an engine that works: a commit or an export of a large image takes minutes."""
 
 
 class Container:
@@ -155,13 +165,13 @@ def _client(named: Endpoint) -> docker.DockerClient:
     """A client of the docker package, which by itself knows DOCKER_HOST and no contexts."""
     by_ssh = named.host.startswith("ssh://")  # through the ssh command, so that the user's own settings count
     if not named.of_context:
-        return docker.from_env(timeout=600, use_ssh_client=by_ssh)
+        return docker.from_env(timeout=_CONNECT_SECONDS, use_ssh_client=by_ssh)
     tls: TLSConfig | bool = False
     if named.certificates is not None:
         ca, cert, key = (str(named.certificates / name) for name in ("ca.pem", "cert.pem", "key.pem"))
         pair = (cert, key) if Path(cert).is_file() and Path(key).is_file() else None
         tls = TLSConfig(client_cert=pair, ca_cert=ca if Path(ca).is_file() else None, verify=not named.unverified)
-    return docker.DockerClient(base_url=named.host, tls=tls, timeout=600, use_ssh_client=by_ssh)
+    return docker.DockerClient(base_url=named.host, tls=tls, timeout=_CONNECT_SECONDS, use_ssh_client=by_ssh)
 
 
 class Engine:
@@ -177,12 +187,13 @@ class Engine:
         try:
             client = _client(named)
             client.ping()
-        except (DockerException, OSError) as problem:
+        except (DockerException, OSError, ValueError) as problem:  # ValueError: an address that is none
             raise EnvironmentCannot(
                 f"no Docker engine answers at {named.named_by or 'the default socket'}",
                 cause=str(problem).splitlines()[0][:200],
                 next_step="run `./run doctor`; `./run build` as root installs and starts one",
             ) from problem
+        client.api.timeout = _ANSWER_SECONDS
         return cls(client)
 
     def image_id(self, reference: str) -> str | None:
@@ -203,6 +214,17 @@ class Engine:
         except ImageNotFound:
             return {}
 
+    def images(self, **filters: str | list[str]) -> list[Any]:
+        """The local images that pass the engine's filters (`label`, `reference`), newest first.
+
+        What somebody removes between the engine's list and the look at each is left out.
+        """
+        found: dict[str, Any] = {}
+        for entry in self.client.api.images(filters=filters):
+            with contextlib.suppress(ImageNotFound):
+                found[entry["Id"]] = self.client.images.get(entry["Id"])
+        return list(found.values())
+
     def capacity(self) -> tuple[int, float]:
         """Processors and memory (GiB) of the machine that the engine runs on, which may be another one."""
         info = self.client.info()
@@ -216,7 +238,7 @@ class Engine:
         """
         wanted = [f"{LABEL}=1", *(f"{name}={value}" for name, value in labels.items())]
         removed = []
-        for image in self.client.images.list(filters={"label": wanted}):
+        for image in self.images(label=wanted):
             for name in sorted(set(image.tags) - set(keep)):
                 with contextlib.suppress(APIError):
                     self.client.images.remove(name)
@@ -291,7 +313,7 @@ class Engine:
             environment=dict(env or {}),
             working_dir=workdir,
             network_mode=network,
-            labels={LABEL: "1", f"{LABEL}.owner": owner},
+            labels={LABEL: "1", f"{LABEL}.owner": owner, CACHE_LABEL: cache.identity()},
             **options,
         )
         try:
@@ -319,16 +341,19 @@ class Engine:
             return RunResult(status, out, err)
 
     def owners(self, prefix: str) -> set[str]:
-        """The owners, beginning with `prefix`, of the containers that are there."""
-        found = self.client.containers.list(all=True, filters={"label": f"{LABEL}=1"})
-        named = {raw.labels.get(f"{LABEL}.owner", "") for raw in found}
-        return {name for name in named if name.startswith(prefix)}
+        """The owners, beginning with `prefix`, of the containers of this cache that are there."""
+        return {raw.labels[f"{LABEL}.owner"] for raw in self._containers(prefix)}
 
     def sweep(self, owner: str) -> int:
-        """Remove containers that an interrupted run of `owner` (a prefix) left; returns how many."""
-        found = self.client.containers.list(all=True, filters={"label": f"{LABEL}=1"})
-        stale = [raw for raw in found if raw.labels.get(f"{LABEL}.owner", "").startswith(owner)]
+        """Remove containers of this cache that an interrupted run of `owner` (a prefix) left; returns how many."""
+        stale = self._containers(owner)
         for raw in stale:
             with contextlib.suppress(APIError):
                 raw.remove(force=True)
         return len(stale)
+
+    def _containers(self, owner: str) -> list[Any]:
+        wanted: dict[str, Any] = {"label": [f"{LABEL}.owner", f"{CACHE_LABEL}={cache.identity()}"]}
+        # Others may remove theirs between the engine's list and the look at each.
+        found = self.client.containers.list(all=True, filters=wanted, ignore_removed=True)
+        return [raw for raw in found if raw.labels[f"{LABEL}.owner"].startswith(owner)]

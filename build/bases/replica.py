@@ -141,7 +141,7 @@ def system_image(engine: Engine, replica: Replica, root: Path, log: Path) -> str
 
 def _forget_older(engine: Engine, prefix: str, kept: str) -> None:
     """Take the names of earlier makes away; layers that something still uses stay."""
-    for image in engine.client.images.list(name="deepinfer-base"):
+    for image in engine.images(reference="deepinfer-base"):
         for name in image.tags:
             if name.startswith(prefix) and name != kept:
                 with contextlib.suppress(APIError):

@@ -51,8 +51,8 @@ def refusal() -> str:
     except EnvironmentCannot as problem:
         return problem.what
     host = named.host
-    parts = urlsplit(host)
     try:
+        parts = urlsplit(host)
         if not host or parts.scheme == "unix":
             connection: http.client.HTTPConnection = _UnixConnection(parts.path or DEFAULT_SOCKET)
         elif parts.scheme in ("tcp", "http") and parts.hostname and not _secured(named):
@@ -95,7 +95,11 @@ def _refusal_by_client() -> str:
         done = subprocess.run(["docker", "version"], capture_output=True, text=True, timeout=60, check=False)
     except subprocess.TimeoutExpired:
         return "it did not answer within 60 s"
-    return "" if done.returncode == 0 else (done.stderr.strip().splitlines() or ["docker version failed"])[-1]
+    if done.returncode == 0:
+        return ""
+    told = done.stderr.strip().splitlines() or ["docker version failed"]
+    # The last line, except where the command itself broke down and a trace of its calls follows.
+    return told[0] if any(line.startswith("goroutine ") for line in told) else told[-1]
 
 
 def refused(*, may_install: bool) -> EnvironmentCannot | None:

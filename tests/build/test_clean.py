@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from build import cache, clean
-from build.containers import LABEL, Engine
+from build.containers import CACHE_LABEL, LABEL, Engine
 from build.errors import EnvironmentCannot, UsageError
 from build.setup.docker_engine import _identity
 
@@ -178,7 +178,8 @@ def test_images_go_by_name_and_what_others_made_of_them_stays(engine: Engine, tm
 @pytest.mark.docker
 def test_containers_of_ours_go_and_those_of_users_keep_their_image(engine: Engine, tmp_path: Path) -> None:
     image = _image(engine, tmp_path / "context", "deepinfer:cleaning-three", image="cleaning-three")
-    ours = engine.client.containers.create(image, labels={LABEL: "1", f"{LABEL}.owner": "cleaning-three/x"})
+    named = {LABEL: "1", f"{LABEL}.owner": "cleaning-three/x"}
+    ours = engine.client.containers.create(image, labels={**named, CACHE_LABEL: cache.identity()})
     theirs = engine.client.containers.create(image)
     try:
         assert theirs.labels[LABEL] == "1", "labels are inherited, so that they alone say little"

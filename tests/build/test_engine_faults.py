@@ -1,0 +1,74 @@
+"""Docker engines that are none, hang, or are shared with builds that have another cache."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from build import cache, clean, containers
+from build.containers import CACHE_LABEL, LABEL, Engine
+from build.errors import EnvironmentCannot
+from build.setup import docker_engine
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DEEPINFER_BUILD_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.mark.parametrize(
+    "host", ["tcp://[::1", "tcp://127.0.0.1:notaport", "tcp://127.0.0.1:9", "unix:///nonexistent/docker.sock"]
+)
+def test_an_address_where_no_engine_is(monkeypatch: pytest.MonkeyPatch, host: str) -> None:
+    monkeypatch.setenv("DOCKER_HOST", host)
+    assert docker_engine.refusal()
+    with pytest.raises(EnvironmentCannot) as told:
+        Engine.connect()
+    assert host in told.value.what and told.value.cause and told.value.next_step
+
+
+@pytest.fixture
+def silent(tmp_path: Path) -> Iterator[str]:
+    """The address of a socket that accepts connections and never answers."""
+    with contextlib.closing(socket.socket(socket.AF_UNIX)) as listening:
+        listening.bind(str(tmp_path / "silent.sock"))
+        listening.listen(8)
+        yield f"unix://{tmp_path}/silent.sock"
+
+
+def test_an_engine_that_hangs_is_given_up_soon(monkeypatch: pytest.MonkeyPatch, silent: str) -> None:
+    monkeypatch.setenv("DOCKER_HOST", silent)
+    monkeypatch.setattr(containers, "_CONNECT_SECONDS", 0.3)
+    with pytest.raises(EnvironmentCannot, match="no Docker engine answers"):
+        Engine.connect()
+
+
+@pytest.mark.docker
+def test_containers_of_another_cache_are_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = Engine.connect()
+    assert engine.client.api.timeout == containers._ANSWER_SECONDS
+    image = f"deepinfer-test:faults-{cache.identity()}"
+    (tmp_path / "context").mkdir()
+    (tmp_path / "context" / "Dockerfile").write_text("FROM scratch\nCOPY Dockerfile /\n")
+    engine.build(tmp_path / "context", tag=image, log=tmp_path / "log")
+    try:
+        with engine.container(image, ["/none"], owner="faults/theirs") as theirs:
+            monkeypatch.setenv("DEEPINFER_BUILD_CACHE", str(tmp_path / "other"))
+            ours = engine.client.containers.create(
+                image, ["/none"], labels={LABEL: "1", f"{LABEL}.owner": "faults/ours", CACHE_LABEL: cache.identity()}
+            )
+            assert engine.owners("faults/") == {"faults/ours"}
+            assert engine.sweep("faults/") == 1
+            clean.clean_images(engine, "faults")
+            left = {raw.id for raw in engine.client.containers.list(all=True, ignore_removed=True)}
+            assert theirs.raw.id in left and ours.id not in left
+            assert "another build cache" in capsys.readouterr().err
+    finally:
+        engine.client.images.remove(image, force=True)
+
