@@ -1,0 +1,102 @@
+"""Options read from strings, and failures told in plain words with their exit codes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from invoke.exceptions import Exit
+
+from build.call import CallFailed, call
+from build.command import as_build_error, folder, one_of, told_plainly, whole_number
+from build.errors import CellFailed, EnvironmentCannot, MatrixError, UsageError
+
+
+def ended(problem: BaseException) -> int:
+    """The exit code that a verb ends with after this failure."""
+    with pytest.raises(Exit) as ending, told_plainly():
+        raise problem
+    return ending.value.code
+
+
+def test_an_error_is_told_whole_and_on_stderr(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    log = tmp_path / "c.log"
+    assert ended(CellFailed("it broke", cause="a typo", next_step="mend it", log=log)) == 6
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err == f"error: it broke\n  likely cause: a typo\n  log: {log}\n  next step: mend it\n"
+
+
+def test_what_a_program_said_is_passed_on(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(CallFailed) as failed:
+        call("sh", "-c", "echo first; echo last >&2; exit 3")
+    capsys.readouterr()
+    assert ended(failed.value) == 4
+    err = capsys.readouterr().err
+    assert "sh -c 'echo first; echo last >&2; exit 3' ended with status 3" in err
+    assert "    last" in err and "next step: " in err
+    assert "it said nothing" in str(as_build_error(CallFailed(["true"], 1, "", None)))
+
+
+def test_the_systems_refusal_names_the_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    with pytest.raises(OSError) as refused:
+        (tmp_path / "absent" / "file").write_text("")
+    assert ended(refused.value) == 4
+    err = capsys.readouterr().err
+    assert f"error: No such file or directory ({tmp_path}/absent/file)" in err and "./run doctor" in err
+
+
+def test_ctrl_c_says_that_nothing_is_lost(capsys: pytest.CaptureFixture[str]) -> None:
+    assert ended(KeyboardInterrupt()) == 130
+    assert "a rerun does the rest" in capsys.readouterr().err
+
+
+def test_a_mistake_of_the_program_itself_is_not_disguised() -> None:
+    with pytest.raises(ZeroDivisionError), told_plainly():
+        raise ZeroDivisionError
+
+
+@pytest.mark.parametrize(("value", "shown"), [("", False), ("0", False), ("1", True), ("yes", True)])
+def test_traceback_on_demand(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], value: str, shown: bool
+) -> None:
+    monkeypatch.setenv("DEEPINFER_DEBUG", value)
+    assert ended(MatrixError("wrong")) == 2
+    err = capsys.readouterr().err
+    assert ("Traceback" in err) == shown and err.endswith("error: wrong\n")
+
+
+def test_whole_numbers() -> None:
+    assert whole_number("gpus", "0", at_least=0) == 0
+    assert whole_number("jobs", " 12 ", at_least=1) == 12
+    for text in ("", "two", "1.5", "-1", "1e3", "0x2"):
+        with pytest.raises(UsageError, match="--gpus"):
+            whole_number("gpus", text, at_least=0)
+    with pytest.raises(UsageError, match="at least 1"):
+        whole_number("jobs", "0", at_least=1)
+
+
+def test_a_word_of_a_fixed_set() -> None:
+    assert one_of("base", "auto", ("auto", "vendor")) == "auto"
+    with pytest.raises(UsageError) as wrong:
+        one_of("base", "AUTO", ("auto", "vendor"))
+    assert wrong.value.exit_code == 1 and wrong.value.next_step == "use one of: auto, vendor"
+
+
+def test_folders_are_absolute_without_dots_and_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    monkeypatch.chdir(tmp_path / "real")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert folder("prefix", "") is None
+    assert folder("prefix", "../new place") == tmp_path / "new place"
+    assert folder("prefix", "~/link/x") == tmp_path / "real" / "x"
+    for text in ("~no-such-user/x", "nul\0byte"):
+        with pytest.raises(UsageError, match="--prefix"):
+            folder("prefix", text)
+
+
+def test_an_error_without_a_word_of_the_system(capsys: pytest.CaptureFixture[str]) -> None:
+    assert isinstance(as_build_error(OSError("the engine went away")), EnvironmentCannot)
+    assert ended(OSError("the engine went away")) == 4
+    assert "error: the engine went away\n" in capsys.readouterr().err
