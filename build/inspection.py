@@ -38,6 +38,10 @@ class Inspection:
     cuda_home, nvcc: folder and version ("13.0.88") of a tool kit in the base, None without.
     gcc, glibc, libstdcxx: versions ("14.2.0", "2.41") and path of libstdc++.so.6.
     distributions: normalised name -> version of everything installed for this Python.
+    closed: folders on the way to this Python's files that a user without rights may not pass.
+    unreadable, unreadable_bytes: files and folders of this Python that such a user may not read (not all, if there are
+        thousands), and the bytes of all of the files.
+    shell: the image's SHELL, empty for the usual one.
     """
 
     base_id: str
@@ -72,6 +76,10 @@ class Inspection:
     command: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     distributions: Mapping[str, str] = field(default_factory=dict)
+    closed: tuple[str, ...] = ()
+    unreadable: tuple[str, ...] = ()
+    unreadable_bytes: int = 0
+    shell: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
 
     def facts(self) -> dict[str, str | None]:
@@ -97,6 +105,6 @@ class Inspection:
         fields = dict(data)
         for name in ("nccl", "cudart"):
             fields[name] = tuple(Library(**entry) for entry in fields.get(name, ()))
-        for name in ("entrypoint", "command", "problems"):
+        for name in ("entrypoint", "command", "closed", "unreadable", "shell", "problems"):
             fields[name] = tuple(fields.get(name) or ())
         return cls(**fields)

@@ -15,6 +15,7 @@ from packaging.version import InvalidVersion, Version
 
 from build import cache
 from build.bases import probe_base
+from build.bases.reach import check_reach
 from build.call import CallFailed, call
 from build.containers import Engine
 from build.errors import EnvironmentCannot
@@ -146,6 +147,7 @@ def _configured(image: str, config: Mapping[str, Any]) -> dict[str, Any]:
         "user": given.get("User") or "",
         "entrypoint": given.get("Entrypoint") or [],
         "command": given.get("Cmd") or [],
+        "shell": given.get("Shell") or [],
         "environment": {name: value for name, _, value in pairs},
     }
 
@@ -190,13 +192,15 @@ def check_base(target: Target, kind: str, inspection: Inspection, *, accept: boo
     """Stop where the base is not what was agreed on, unless the user accepts it; returns the differences.
 
     Raises:
-        EnvironmentCannot: the base has no Python at all, or differs and `accept` is off; with the table.
+        EnvironmentCannot: the base has no Python at all, or one that users cannot be let read, or it differs and
+            `accept` is off; with the table.
     """
     if not inspection.python:
         raise EnvironmentCannot(
             f"nothing can be built for {inspection.reference}: {'; '.join(inspection.problems)}",
             next_step="use another base: `--base replica` makes one that fits",
         )
+    check_reach(inspection)
     found = differences(target, kind, inspection)
     if not found:
         return []

@@ -152,7 +152,7 @@ def _build(engine: Engine, plan: TargetPlan, base: Base, inspection: Inspection,
     previous = engine.image_id(collected.tag)
     with context(
         plan.target.name, collected.parts, python=inspection.executable, environment=collected.environment,
-        libraries=collected.libraries,
+        prepared=collected.prepared, shell=inspection.shell,
     ) as folder:  # fmt: skip
         try:
             built = engine.build(

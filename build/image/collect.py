@@ -10,6 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from build import cache
+from build.bases.reach import opened
 from build.bases.resolve import Base
 from build.containers import Engine
 from build.errors import BuildError, EnvironmentCannot
@@ -43,7 +44,8 @@ from build.wheels.results import CellResult
 class Collected:
     """Everything that goes into one image.
 
-    environment: variables that the image sets for this base.  libraries: what lay.py copies inside the image.
+    environment: variables that the image sets for this base.
+    prepared: what lay.py does inside the image: `libraries` to copy, paths that are `opened` to users.
     document: image.json.  warnings: what the user should read.
     """
 
@@ -51,7 +53,7 @@ class Collected:
     version: str
     parts: tuple[Part, ...]
     environment: Mapping[str, str]
-    libraries: tuple[Mapping[str, str], ...]
+    prepared: Mapping[str, Any]
     document: bytes
     warnings: tuple[str, ...]
 
@@ -71,23 +73,35 @@ def collect_parts(
     copies = tuple(copy.facts() for copy in library_path.copies)
     toolchain, choice = maker.toolchain()
     runtime, ours, nccl = maker.runtime(), maker.ours(), maker.nccl()
-    system = maker.part("system", list(copies), lambda tree: lay_system(tree, copies))
+    prepared = {"libraries": list(copies), "opened": opened(inspection)}
+    system = maker.part("system", prepared, lambda tree: lay_system(tree, copies))
     version = engine_version(cache.REPOSITORY)
     tag = immutable_tag(version, plan, inspection)
     document = describe(
         plan, base=base, inspection=inspection, results=results, version=version, tag=tag,
         package=maker.package, toolchain=choice, runtime=runtime.facts, library_path=library_path,
-        nccl=nccl.facts,
+        nccl=nccl.facts, opened=opened(inspection), notes=base_notes(inspection),
     )  # fmt: skip
     return Collected(
         tag,
         version,
         (toolchain, runtime, ours, nccl, system, maker.deepinfer(document)),
-        choice.environment(inspection) | user_name(inspection.environment),
-        copies,
+        choice.environment(inspection) | for_users(inspection.environment),
+        prepared,
         document,
         tuple(_warnings(choice, runtime.facts, library_path)),
     )
+
+
+def for_users(base: Mapping[str, str]) -> dict[str, str]:
+    """What a base's variables lack, or say for root alone, that the image's users need."""
+    changed = user_name(base)
+    path = base.get("PATH", "")
+    if path and str(SCRIPTS) not in path.split(":"):
+        changed["PATH"] = f"{path.rstrip(':')}:{SCRIPTS}"  # last: the vendor's commands come first as before
+    if base.get("HOME"):
+        changed["HOME"] = lay.HOME  # else root's, in which nobody else can write
+    return changed
 
 
 def user_name(base: Mapping[str, str]) -> dict[str, str]:
@@ -108,6 +122,20 @@ def _warnings(choice: ToolchainChoice, runtime: Mapping[str, Any], library_path:
     if library_path.problem:
         found.append(library_path.problem)
     return found
+
+
+def base_notes(inspection: Inspection) -> list[str]:
+    """What is odd about a base and was left as it is, or was opened to users, in sentences for image.json."""
+    notes = []
+    searched = inspection.environment.get("LD_LIBRARY_PATH", "")
+    if searched and "" in searched.split(":"):
+        notes.append("LD_LIBRARY_PATH of the base has an empty element: programs load libraries of the current folder")
+    others = [library.path for library in inspection.nccl if library.path != inspection.nccl_loaded]
+    if others and inspection.nccl_loaded:
+        notes.append(f"torch loads {inspection.nccl_loaded}; {' and '.join(others)} was left as it is")
+    if inspection.closed:
+        notes.append(f"only root could pass {' and '.join(inspection.closed)} to the base's Python; everybody can here")
+    return notes
 
 
 class _Maker:

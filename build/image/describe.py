@@ -16,8 +16,12 @@ from build.wheels.results import CellResult
 SCHEMA = 1
 
 
-def declared_changes(nccl: Mapping[str, Any], library_path: LibraryPath) -> dict[str, Any]:
+def declared_changes(
+    nccl: Mapping[str, Any], library_path: LibraryPath, opened: Mapping[str, Sequence[str]]
+) -> dict[str, Any]:
     """What differs from the base on purpose: `nccl` (version, replaced, path), `cudart12` (soname, source, target …).
+
+    `opened`: folders that everybody may `pass` and files that everybody may `read` now.
 
     A key is there only if there is such a change.
     """
@@ -26,6 +30,8 @@ def declared_changes(nccl: Mapping[str, Any], library_path: LibraryPath) -> dict
         changes["nccl"] = dict(nccl)
     for copy in library_path.copies:
         changes[copy.soname.removeprefix("lib").replace(".so.", "")] = copy.facts()
+    if opened:
+        changes["opened"] = {way: list(paths) for way, paths in opened.items()}
     return changes
 
 
@@ -61,6 +67,8 @@ def describe(
     runtime: Mapping[str, Any],
     library_path: LibraryPath,
     nccl: Mapping[str, Any],
+    opened: Mapping[str, Sequence[str]],
+    notes: Sequence[str] = (),
 ) -> bytes:
     """The bytes of image.json: the same for the same inputs, so that its layer is too (hence no time in it)."""
     document = {
@@ -81,7 +89,7 @@ def describe(
             "host_compiler": toolchain.host_compiler,
         },
         "runtime": dict(runtime),
-        "declared": declared_changes(nccl, library_path),
-        "notes": [*library_path.notes, *([library_path.problem] if library_path.problem else [])],
+        "declared": declared_changes(nccl, library_path, opened),
+        "notes": [*notes, *library_path.notes, *([library_path.problem] if library_path.problem else [])],
     }  # fmt: skip
     return (json.dumps(document, indent=1, sort_keys=True) + "\n").encode()

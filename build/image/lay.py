@@ -2,7 +2,8 @@
 
     lay.py remove FILE      remove what the patterns in FILE name (a line each): files that an overlay replaces
     lay.py compile FILE     byte-compile the folders and modules in FILE (a line each)
-    lay.py system FILE      the user, the libraries of FILE (JSON) and the loader's cache
+    lay.py system FILE      what FILE (JSON) says: folders and files that users may reach, libraries for the loader;
+                            and the user
 
 Standard library only, any Python >= 3.11. It ends with status 1 and a plain line when something cannot be done.
 """
@@ -73,6 +74,18 @@ def add_user(root: Path = Path("/")) -> None:
             path.write_text(f"{text}{line}\n")
 
 
+def open_to_users(ways: dict[str, list[str]]) -> None:
+    """Let everybody pass the folders of "pass" and read what "read" names: the base's Python must work for them."""
+    for way, bits in (("pass", 0o001), ("read", 0o004)):
+        for name in ways.get(way, []):
+            path = Path(name)
+            if not path.exists():
+                fail(f"{path} is not in the base any more; inspect it again")
+            mode = path.stat().st_mode & 0o7777
+            runs = 0o001 if way == "read" and (path.is_dir() or mode & 0o100) else 0
+            path.chmod(mode | bits | runs)
+
+
 def copy_libraries(libraries: list[dict[str, str]]) -> None:
     """Copy libraries of the base to where any user can read them, each with a link of its soname."""
     for library in libraries:
@@ -105,8 +118,10 @@ def tell_loader(folders: list[str]) -> None:
 
 
 def system(described: str) -> None:
-    """The last of the preparations: user, libraries, loader."""
-    libraries: list[dict[str, str]] = json.loads(described)
+    """The last of the preparations: what users may reach, the user, libraries, loader."""
+    prepared = json.loads(described)
+    libraries: list[dict[str, str]] = prepared["libraries"]
+    open_to_users(prepared["opened"])
     add_user()
     if libraries:
         copy_libraries(libraries)

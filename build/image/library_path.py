@@ -47,7 +47,8 @@ for tool in ("/sbin/ldconfig", "/usr/sbin/ldconfig", "ldconfig"):
     if done.returncode == 0:
         cache = done.stdout
         break
-print(json.dumps({"files": files, "cache": cache, "libc": platform.libc_ver()[0]}))
+# On a line of its own: the base's start-up may print as well.
+print("\\n" + json.dumps({"files": files, "cache": cache, "libc": platform.libc_ver()[0]}))
 """
 
 
@@ -199,7 +200,7 @@ def examine(engine: Engine, reference: str, inspection: Inspection) -> LibraryPa
             f"{reference} could not be asked for its CUDA runtimes: {done.stderr.strip()[-300:]}",
             next_step=f"try `docker run --rm --entrypoint {inspection.executable} {reference} --version`",
         )
-    answer = json.loads(done.stdout)
+    answer = json.loads(done.stdout.strip().splitlines()[-1])
     candidates = [_candidate(library, answer["files"][library.path]) for library in libraries]
     cache: str | None = answer["cache"]
     return choose(

@@ -163,6 +163,7 @@ def described(**changes: object) -> dict[str, object]:
         "runtime": {"numpy": {"status": "added", "version": "2.4.6", "reason": "the base has none"}},
         "library_path": choose([hidden], (), libc="glibc", has_ldconfig=True),
         "nccl": {"version": "2.32.3", "replaced": "2.28.9", "path": NCCL},
+        "opened": {},
     }
     written = describe(plan, **{**facts, **changes})  # type: ignore[arg-type]
     assert written == describe(plan, **{**facts, **changes})  # type: ignore[arg-type]
@@ -184,6 +185,13 @@ def test_image_json_declares_what_differs_from_the_base_on_purpose() -> None:
 def test_image_json_declares_nothing_where_nothing_differs() -> None:
     assert described(nccl={}, library_path=LibraryPath(problem="no ldconfig"))["declared"] == {}
     assert described(nccl={}, library_path=LibraryPath(problem="no ldconfig"))["notes"] == ["no ldconfig"]
+
+
+def test_image_json_tells_what_was_opened_to_users() -> None:
+    opened = {"pass": ["/root"], "read": ["/root/.venv/lib/private.py"]}
+    declared = described(nccl={}, library_path=LibraryPath(), opened=opened, notes=["odd"])
+    assert declared["declared"] == {"opened": opened}
+    assert declared["notes"] == ["odd"]
 
 
 def test_image_json_tells_each_component_with_the_reason_of_its_absence() -> None:

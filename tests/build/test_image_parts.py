@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 import subprocess
@@ -163,12 +164,14 @@ def test_the_context_holds_every_part_and_is_gone_in_the_end(own_cache: Path) ->
     stale = own_cache / "contexts/image"
     stale.mkdir(parents=True)
     (stale / "left-by-a-kill").write_text("x")
-    with context("image", make_parts(), python="/usr/bin/python3", environment={}, libraries=[]) as folder:
+    prepared = {"libraries": [], "opened": {"pass": ["/root"]}}
+    with context("image", make_parts(), python="/usr/bin/python3", environment={}, prepared=prepared) as folder:
         names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
         assert [name for name in names if name.endswith(".tar")] == sorted(f"{name}.tar" for name in ORDER)
         assert "left-by-a-kill" not in names
         assert (folder / "steps/compile-ours").read_text() == "/site/own\n"
-        assert (folder / "steps/libraries.json").read_text() == "[]"
+        assert json.loads((folder / "steps/system.json").read_text()) == prepared
+        assert "SHELL" not in (folder / "Dockerfile").read_text().rpartition("ENTRYPOINT")[2]
     assert not stale.exists()
 
 
@@ -184,6 +187,8 @@ def test_lines_of_a_base_are_quoted() -> None:
     text = render_dockerfile("FROM x\n", python="/opt/my python/bin/python3", environment={"NVCC": '/a "b" $c'})
     assert 'CMD ["/opt/my python/bin/python3", "-c", "import deepinfer"]' in text
     assert 'ENV NVCC="/a \\"b\\" \\$c"' in text.splitlines()
+    kept = render_dockerfile("FROM x\n", python="/p", environment={}, shell=["/bin/dash", "-euc"])
+    assert kept.splitlines()[-1] == 'SHELL ["/bin/dash", "-euc"]'
 
 
 def test_lay_is_a_program_of_the_standard_library_alone() -> None:
