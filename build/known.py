@@ -19,7 +19,7 @@ def remember(image: str, kind: BaseKind, inspection: Inspection) -> None:
     cache.root()  # marked as a cache before anything lies in it
     text = json.dumps(inspection.to_json(), sort_keys=True)
     path = _file(image, kind)
-    if not path.exists() or path.read_text() != text:
+    if not path.exists() or path.read_bytes() != text.encode():
         cache.atomic_write(path, text)
 
 
