@@ -68,7 +68,9 @@ def run_gates(engine: Engine, image_id: str, plan: TargetPlan, inspection: Inspe
     owner = f"{plan.target.name}/gates"
     user = ContainerLauncher(engine, image_id, user=USER, owner=owner)
     with ThreadPoolExecutor(max_workers=3) as pool:
-        base = None if image.base is None else ContainerLauncher(engine, image.base, user=USER, owner=owner)
+        # A base whose Python only root can reach could not even be asked by another user.
+        asking = "0:0" if inspection.closed or inspection.unreadable else USER
+        base = None if image.base is None else ContainerLauncher(engine, image.base, user=asking, owner=owner)
         common = pool.submit(_collect, user, base, place, plan, inspection)
         answers = pool.submit(_answers, engine, image, owner)
         scanned = pool.submit(_scan, engine, image, place, owner)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 import tempfile
 import zipfile
@@ -84,6 +85,7 @@ def _settings(inspection: Inspection, *, replaced: bool) -> dict[str, str]:
         "cuda": inspection.cuda or "",
         "cuda_home": inspection.cuda_home or "",
         "site": str(PurePosixPath(inspection.torch_path).parent) if inspection.torch_path else inspection.site,
+        "purelib": inspection.site,
         "cudart": runtimes[0] if inspection.cuda and runtimes else "",
         "nccl_loaded": (inspection.nccl_loaded or "") if replaced else "",
     }
@@ -102,6 +104,12 @@ def _cuda_lock(inspection: Inspection) -> Path | None:
             next_step=f"write images/builder/cuda-{inspection.cuda}.in and run `python -m build.locks relock` on it",
         )
     return lock
+
+
+def debian_suite(inspection: Inspection) -> str:
+    """The Debian suite that a base is, "" for another system, whose own package sources have to do."""
+    match = re.fullmatch(r"Debian GNU/Linux \d+ \((\w+)\)", inspection.os)
+    return match[1] if match else ""
 
 
 def _key(inspection: Inspection, settings: Mapping[str, str], cuda: Path | None, wheels: Mapping[str, Path]) -> str:
@@ -132,7 +140,7 @@ def _build(
 ) -> None:
     log = cache.folder("logs") / f"builder-{target.name}.log"
     log.unlink(missing_ok=True)
-    suite = target.replica.suite if target.replica is not None else ""
+    suite = debian_suite(inspection)
     folder = cache.folder(f"builder/{target.name}")
     for left in folder.glob(".part-*"):  # of a killed run: the caller holds the lock
         shutil.rmtree(left, ignore_errors=True)

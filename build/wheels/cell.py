@@ -154,7 +154,13 @@ def compile_in_container(
     owner = owner_prefix() + cell.key[:12]
     try:
         with shop.engine.container(
-            shop.builder, argv, user="0", workdir=ROOT, memory_gib=memory_gib, owner=owner
+            shop.builder,
+            argv,
+            user="0",
+            env=_search_path(shop.inspection),
+            workdir=ROOT,
+            memory_gib=memory_gib,
+            owner=owner,
         ) as container:
             container.put(files)
             _restore_ccache(cell, container)
@@ -172,6 +178,13 @@ def compile_in_container(
             next_step="see whether it runs and has space (`docker info`, `docker system df`), then run again",
         ) from problem
     return result / str(record["artefact"]), record
+
+
+def _search_path(inspection: Inspection) -> dict[str, str]:
+    """The base's LD_LIBRARY_PATH without empty elements, which would mean the source's folder; {} where it has none."""
+    given = inspection.environment.get("LD_LIBRARY_PATH", "")
+    searched = ":".join(part for part in given.split(":") if part)
+    return {"LD_LIBRARY_PATH": searched} if searched != given else {}
 
 
 def _places(inspection: Inspection, shims: tuple[str, ...]) -> Places:

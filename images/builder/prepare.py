@@ -100,17 +100,26 @@ def make_stub(header: Path, stub: Path) -> None:
         subprocess.run(["gcc", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", stub, code], check=True)
 
 
-def replace_nccl(loaded: Path) -> None:
-    """Put the overlay's NCCL, headers, library and metadata, where torch's own lies."""
+def replace_nccl(loaded: Path, purelib: Path) -> None:
+    """Put the overlay's NCCL, headers, library and metadata, where torch's own lies, as the image will have it.
+
+    A library of the system (`loaded` is not a wheel's) is replaced as a file, to which the wheel's place then links.
+    """
     root = loaded.parent.parent
+    of_wheel = root.parts[-2:] == ("nvidia", "nccl")
+    if not of_wheel:
+        root = purelib / "nvidia/nccl"
     site = root.parent.parent
-    if root.parts[-2:] != ("nvidia", "nccl"):
-        stop(f"the NCCL that torch loads is not a wheel's: {loaded}")
     for old in [root, *site.glob("nvidia_nccl_cu*.dist-info")]:
-        shutil.rmtree(old)
+        shutil.rmtree(old, ignore_errors=not old.exists())
     shutil.copytree(OVERLAY / "nvidia/nccl", root)
     for info in OVERLAY.glob("*.dist-info"):
         shutil.copytree(info, site / info.name)
+    if not of_wheel:
+        library = root / "lib/libnccl.so.2"
+        loaded.unlink()
+        shutil.move(library, loaded)
+        library.symlink_to(loaded)
 
 
 def main() -> None:
@@ -119,7 +128,7 @@ def main() -> None:
     if settings["cuda"]:
         lay_out_cuda(settings)
     if settings["nccl_loaded"]:
-        replace_nccl(Path(settings["nccl_loaded"]))
+        replace_nccl(Path(settings["nccl_loaded"]), Path(settings["purelib"]))
 
 
 if __name__ == "__main__":

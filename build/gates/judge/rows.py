@@ -58,8 +58,10 @@ class Ending:
         return (self.lines() or [{}])[-1]
 
     def document(self) -> Any:
-        """The whole of stdout as JSON. Raises ValueError."""
-        return json.loads(self.stdout)
+        """The JSON on stdout, after whatever the base's own start-up printed before it. Raises ValueError."""
+        lines = self.stdout.splitlines(keepends=True)
+        start = next((number for number, line in enumerate(lines) if line.startswith(("{", "["))), 0)
+        return json.loads("".join(lines[start:]))
 
 
 def _python_place(stderr: str) -> str:
