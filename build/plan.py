@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -9,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any, Literal
 
+from build import cuda_headers
 from build.inspection import Inspection
 from build.matrix.constraints import Facts, beyond, satisfies, unmet
 from build.matrix.formats import fact_label
@@ -119,7 +121,7 @@ def make_plan(
     ordered = sorted((matrix.components[name] for name in target.components), key=lambda one: one.provides is None)
     cells = {}
     for component in ordered:
-        cells[component.name] = _cell(component, known, cached)
+        cells[component.name] = _cell(known.here(component), known, cached)
         if component.provides is not None:
             known.overlaid(component, cells[component.name])
     wanted_names = _closure(components, ordered)
@@ -162,6 +164,22 @@ class _Known:
         self.unknown = inspection is None and not self.facts
         self.base: Facts = dict(self.facts)
         self.missing: dict[str, str] = {}
+        kit = inspection.nvcc if inspection is not None and cuda_headers.has_kit(inspection) else None
+        self.own_headers = cuda_headers.own_headers(self.base.get("cuda"), kit)
+        # This machine compiles with what it has; the builder of an image has the headers of images/builder/ too.
+        locked = cuda_headers.locked_versions(sources) if target.kind == "image" else []
+        self.headers_over = cuda_headers.laid_over(self.own_headers, locked)
+
+    def here(self, component: Component) -> Component:
+        """The component as this base needs it: without shims that are for other bases."""
+        meant = all(satisfies(self.base.get(fact), wanted) for fact, wanted in component.shims_where.items())
+        return component if meant else dataclasses.replace(component, shims=())
+
+    def facts_for(self, component: Component) -> dict[str, str | None]:
+        """The facts that a component's constraints are about: for what is compiled, CUDA is the headers' version."""
+        if component.kind == "overlay":
+            return self.facts
+        return {**self.facts, "cuda": self.headers_over or self.own_headers}
 
     def overlaid(self, component: Component, cell: Cell) -> None:
         """Let an overlay's version count as the fact for those that come after it, or remember why it does not."""
@@ -187,7 +205,7 @@ def _cell(component: Component, known: _Known, cached: Callable[[str], bool]) ->
 
 
 def _unsupported(component: Component, known: _Known) -> str:
-    problems = unmet(component, known.facts, known.speaker)
+    problems = unmet(component, known.facts_for(component), known.speaker)
     for fact in problems:
         if fact in known.missing and known.base.get(fact) is not None:
             problems[fact] += f", and {fact_label(fact)} is not replaced there: {known.missing[fact]}"
@@ -212,6 +230,10 @@ def _cannot_replace(component: Component, fact: str, known: _Known) -> str:
 
 def _notes(component: Component, known: _Known) -> tuple[str, ...]:
     notes = () if known.unknown else beyond(component, known.facts, known.speaker)
+    if component.kind != "overlay" and component.requires.get("cuda") and known.headers_over is not None:
+        text = f"compiled with the headers of CUDA {known.headers_over}, laid over the base's {known.own_headers}"
+        notes = (*notes, text)
+    notes = (*notes, *(f"compiled with {shim} before every other header" for shim in component.shims))
     held = known.base.get(component.provides) if component.provides is not None else None
     if held is None:
         return notes
@@ -263,9 +285,13 @@ def _nccl_headers(known: _Known) -> str:
 
 def _cuda_headers(seen: Inspection, sources: Mapping[str, str]) -> str:
     """Every distribution that can carry CUDA's headers, NCCL's apart, and the tool kit or what stands in for it."""
-    if seen.cuda_home is not None and seen.nvcc is not None:
-        kit = f"nvcc=={seen.nvcc}"
-    else:
+    own = cuda_headers.own_headers(seen.cuda, seen.nvcc if cuda_headers.has_kit(seen) else None)
+    over = cuda_headers.laid_over(own, cuda_headers.locked_versions(sources))
+    kit = f"nvcc=={seen.nvcc}"
+    if over is not None:
+        step = sources.get("headers", "none")[:16]
+        kit = f"{kit if cuda_headers.has_kit(seen) else 'wheels'} below {sources[f'cuda:{over}'][:16]} by {step}"
+    elif not cuda_headers.has_kit(seen):
         kit = f"builder=={sources.get(f'cuda:{seen.cuda}', 'none')[:16]}"
     held = [
         f"{name}=={version}"

@@ -5,7 +5,9 @@
     recipe:<component>    how it is compiled (build/wheels/recipe.py), for all but overlays
     shims:<component>     contents of its shims, where it has some
     builder               the packages that compiles run with and how the builder is prepared, images/builder/
-    cuda:<version>        the headers that the builder adds to a base of that CUDA which has no tool kit
+    cuda:<version>        the headers that the builder adds to a base of that CUDA which has no tool kit, or lays over
+                          older ones (build/cuda_headers.py)
+    headers               how it lays them over, images/builder/lay_over.py
     package               the Python files of the engine's wheel
     lock:runtime          the engine's run-time dependencies, where the target has some
     lock:toolchain        the run-time tool chain, where the target has one
@@ -66,8 +68,7 @@ def collect_sources(matrix: Matrix, target: Target, repository: Path) -> dict[st
     """Every digest that `make_plan` needs for a target; the names are listed above."""
     builder = repository / "images" / "builder"
     digests = {"package": package_digest(repository), "builder": files_digest(builder, BUILDER)}
-    for lock in sorted(builder.glob("cuda-*.lock")):
-        digests[f"cuda:{lock.stem.removeprefix('cuda-')}"] = files_digest(builder, (lock.name,))
+    digests |= header_digests(repository)
     for name in target.components:
         component = matrix.components[name]
         digests[f"source:{name}"] = source_digest(component, repository)
@@ -83,6 +84,14 @@ def collect_sources(matrix: Matrix, target: Target, repository: Path) -> dict[st
     replica = tuple(sorted(path.relative_to(repository).as_posix() for path in repository.glob(f"{mine}/replica*")))
     digests["assembly"] = files_digest(repository, (*ASSEMBLY, mine), without=replica)
     return digests
+
+
+def header_digests(repository: Path) -> dict[str, str]:
+    """What stands for the CUDA headers that a builder can add: `cuda:<version>` for each lock, and `headers`."""
+    builder = repository / "images" / "builder"
+    locks = sorted(builder.glob("cuda-*.lock"))
+    found = {f"cuda:{lock.stem.removeprefix('cuda-')}": files_digest(builder, (lock.name,)) for lock in locks}
+    return {**found, "headers": files_digest(builder, ("lay_over.py",))}
 
 
 def files_digest(root: Path, parts: Iterable[str], *, without: Iterable[str] = ()) -> str:

@@ -46,10 +46,13 @@ class ToolchainChoice:
         """The image's variables that lead the JITs to an added tool chain.
 
         `import deepinfer` sets CUDA_HOME for its own process where no other nvcc is found. A base with a CUDA_HOME of
-        its own, or an older nvcc, keeps it for the vendor's programs, and the JITs are told theirs by name.
+        its own, or an older nvcc, keeps it for the vendor's programs, and the JITs are told theirs by name; so they are
+        where torch is for another major version of CUDA, whose CUDA_HOME a user may well give.
         """
         base = inspection.environment
-        misled = inspection.nvcc is not None or base.get("CUDA_HOME") or base.get("CUDA_PATH")
+        misled = inspection.nvcc or base.get("CUDA_HOME") or base.get("CUDA_PATH")
+        if self.nvcc and inspection.cuda and _major(self.nvcc) != _major(inspection.cuda):
+            misled = inspection.cuda
         if self.status != "added" or not misled:
             return {}
         names = ("DG_JIT_NVCC_COMPILER", "EP_JIT_NVCC_COMPILER")
@@ -74,6 +77,10 @@ def choose_toolchain(plan: TargetPlan, inspection: Inspection, lock_version: str
     if inspection.gcc is None:
         reason += "; the base has no host compiler either, without which nvcc cannot work"
     return ToolchainChoice("added", reason, toolchain.prefix, lock_version or "", inspection.gcc)
+
+
+def _major(version: str) -> str:
+    return version.partition(".")[0]
 
 
 def _at_least(version: str, minimum: str) -> bool:

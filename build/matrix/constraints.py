@@ -28,12 +28,11 @@ def unmet(component: Component, facts: Facts, base: str = "the base") -> dict[st
 
 
 def beyond(component: Component, facts: Facts, base: str = "the base") -> tuple[str, ...]:
-    """Where the facts satisfy the project's constraint and not the one that upstream states, with the reason."""
+    """Where a component that is supported goes past what upstream states, with the reason."""
     return tuple(
         f"upstream states {wanted(fact, passed.stated)}, {base} {holds(fact, facts)}: {passed.reason}"
         for fact, passed in component.beyond.items()
-        if satisfies(facts.get(fact), component.requires.get(fact, ""))
-        and not satisfies(facts.get(fact), passed.stated)
+        if not satisfies(facts.get(fact), passed.stated)
     )
 
 

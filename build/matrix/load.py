@@ -101,6 +101,8 @@ def _check_component(component: Component, where: Where, problems: Problems) -> 
     if component.kind == "extension":
         local = component.source.path is not None
         problems.check((*where, "source"), local, "an extension comes from a path of this repository")
+    stray = bool(component.shims_where) and not component.shims
+    problems.check((*where, "shims_where"), not stray, "there are no shims that it could be about: remove it")
     for fact in component.beyond:
         problems.check(
             (*where, "beyond", fact),

@@ -75,6 +75,9 @@ class Component:
     shims: Annotated[
         tuple[Annotated[str, f.PATH], ...], "headers of this repository that the compile includes before all others"
     ] = ()
+    shims_where: Annotated[
+        Requires, "the bases that the shims are for: version specifiers by fact; every base if left out"
+    ] = field(default_factory=dict)
     memory_gib: Annotated[
         float, "measured peak of one compile in GiB; the compiles that run together stay below the machine's memory"
     ] = 1.0

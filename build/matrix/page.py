@@ -16,6 +16,7 @@ from build.matrix.load import load_matrix
 from build.matrix.model import Beyond, Component, Document, Matrix, Replica, Source, Target, Toolchain
 from build.matrix.shape import Hint, fields_of, take_apart
 from build.plan import BaseKind, TargetPlan, make_plan
+from build.sources import header_digests
 
 PAGE = REPOSITORY / "docs" / "matrix.md"
 HEAD = """# What is built
@@ -129,7 +130,7 @@ def _expected(matrix: Matrix, target: Target, kind: BaseKind) -> TargetPlan:
         target.components,
         inspection=None,
         base_kind=kind,
-        sources={},
+        sources=header_digests(REPOSITORY),
         cached=lambda key: False,
     )
 

@@ -14,7 +14,7 @@ import zipfile
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
-from build import cache
+from build import cache, cuda_headers
 from build.bases.rootfs import package_sources
 from build.call import CallFailed
 from build.containers import LABEL, Engine
@@ -33,6 +33,9 @@ SITE = PurePosixPath("/opt/builder/site")
 SCRIPTS = PurePosixPath("/opt/builder/bin")
 CUDA_HOME = "/usr/local/cuda"
 MASQUERADE = "/usr/lib/ccache"
+LAY_OVER = RECIPE / "lay_over.py"
+LAY_OVER_STEP = '\n# The locked headers over older ones of the base.\nRUN "$PYTHON" /opt/builder/lay_over.py\n'
+"""Ends the Dockerfile of those builders that need it, so that the others stay what they are."""
 
 
 def overlays(matrix: Matrix, target: Target, inspection: Inspection) -> list[Component]:
@@ -64,13 +67,13 @@ def builder_image(
     """
     wheels = {part.name: fetch_source(part, offline=offline) for part in overlays(matrix, target, inspection)}
     settings = _settings(inspection, replaced=bool(wheels))
-    cuda = _cuda_lock(inspection)
-    tag = f"{REPOSITORY_NAME}:{target.name}-{_key(inspection, settings, cuda, wheels)[:12]}"
+    cuda, over = _cuda_lock(inspection)
+    tag = f"{REPOSITORY_NAME}:{target.name}-{_key(inspection, settings, cuda, over, wheels)[:12]}"
     if engine.image_id(tag) is not None:
         return tag
     with cache.locked(f"builder-{target.name}", waiting_for=f"builder of {target.name}"):
         if engine.image_id(tag) is None:
-            _build(engine, base_reference, inspection, target, tag, settings, cuda, wheels)
+            _build(engine, base_reference, inspection, target, tag, settings, cuda, over, wheels)
             # Builders for earlier bases and recipes each hold a whole base on the disk.
             engine.remove_images({f"{LABEL}.role": "builder", f"{LABEL}.image": target.name}, keep=[tag])
     return tag
@@ -91,19 +94,27 @@ def _settings(inspection: Inspection, *, replaced: bool) -> dict[str, str]:
     }
 
 
-def _cuda_lock(inspection: Inspection) -> Path | None:
-    """The lock with the headers that the base lacks; None where it needs none or has a tool kit of its own."""
-    if inspection.cuda is None or (inspection.cuda_home is not None and inspection.nvcc is not None):
-        return None
+def _cuda_lock(inspection: Inspection) -> tuple[Path | None, bool]:
+    """The lock with the headers that the base lacks, and whether they go over older ones that it has.
+
+    No lock where the base needs none: without CUDA, or with a tool kit that no lock is newer than.
+    """
+    kit = cuda_headers.has_kit(inspection)
+    own = cuda_headers.own_headers(inspection.cuda, inspection.nvcc if kit else None)
+    locked = [path.stem.removeprefix("cuda-") for path in RECIPE.glob("cuda-*.lock")]
+    over = cuda_headers.laid_over(own, locked)
+    if over is not None:
+        return RECIPE / f"cuda-{over}.lock", True
+    if own is None or kit:
+        return None, False
     lock = RECIPE / f"cuda-{inspection.cuda}.lock"
     if not lock.is_file():
-        known = ", ".join(sorted(path.stem for path in RECIPE.glob("cuda-*.lock")))
         raise EnvironmentCannot(
             f"the base has torch for CUDA {inspection.cuda}, no CUDA tool kit, and there is no lock with its headers",
-            cause=f"images/builder/ has {known}",
+            cause=f"images/builder/ has {', '.join(sorted(f'cuda-{one}' for one in locked))}",
             next_step=f"write images/builder/cuda-{inspection.cuda}.in and run `python -m build.locks relock` on it",
         )
-    return lock
+    return lock, False
 
 
 def debian_suite(inspection: Inspection) -> str:
@@ -112,8 +123,10 @@ def debian_suite(inspection: Inspection) -> str:
     return match[1] if match else ""
 
 
-def _key(inspection: Inspection, settings: Mapping[str, str], cuda: Path | None, wheels: Mapping[str, Path]) -> str:
-    facts = {
+def _key(
+    inspection: Inspection, settings: Mapping[str, str], cuda: Path | None, over: bool, wheels: Mapping[str, Path]
+) -> str:
+    facts: dict[str, object] = {
         "base": inspection.base_id,
         "settings": dict(settings),
         "dockerfile": file_sha256(RECIPE / "Dockerfile"),
@@ -121,6 +134,8 @@ def _key(inspection: Inspection, settings: Mapping[str, str], cuda: Path | None,
         "locks": [read_lock(lock).key(_python(inspection)) for lock in (PACKAGES, cuda) if lock is not None],
         "overlays": {name: path.parent.name for name, path in wheels.items()},  # the folder is called by its sha256
     }
+    if over:
+        facts["headers"] = file_sha256(LAY_OVER)
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
@@ -136,6 +151,7 @@ def _build(
     tag: str,
     settings: Mapping[str, str],
     cuda: Path | None,
+    over: bool,
     wheels: Mapping[str, Path],
 ) -> None:
     log = cache.folder("logs") / f"builder-{target.name}.log"
@@ -146,12 +162,11 @@ def _build(
         shutil.rmtree(left, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=".part-", dir=folder) as scratch:
         context = Path(scratch)
-        _fill(context, inspection, settings, cuda, wheels, package_sources(suite) if suite else "")
+        _fill(context, inspection, settings, cuda, over, wheels, package_sources(suite) if suite else "")
         try:
             engine.build(
                 context,
                 tag=tag,
-                dockerfile=RECIPE / "Dockerfile",
                 args={
                     "BASE": base_reference,
                     "SUITE": suite,
@@ -189,6 +204,7 @@ def _fill(
     inspection: Inspection,
     settings: Mapping[str, str],
     cuda: Path | None,
+    over: bool,
     wheels: Mapping[str, Path],
     sources: str,
 ) -> None:
@@ -197,7 +213,9 @@ def _fill(
         folder.mkdir(parents=True)
     (context / "apt.list").write_text(sources)
     (tree / "opt/builder/settings.json").write_text(json.dumps(dict(settings), sort_keys=True))
-    shutil.copyfile(RECIPE / "prepare.py", tree / "opt/builder/prepare.py")
+    (context / "Dockerfile").write_text((RECIPE / "Dockerfile").read_text() + (LAY_OVER_STEP if over else ""))
+    for program in (RECIPE / "prepare.py", *([LAY_OVER] if over else [])):
+        shutil.copyfile(program, tree / "opt/builder" / program.name)
     python = _python(inspection)
     for wheel in sorted(fetch_lock(PACKAGES, python).glob("*.whl")):
         install_wheel(wheel, SITE, tree, scripts=SCRIPTS, python=inspection.executable)

@@ -45,7 +45,8 @@ def _inspection(**changes: Any) -> Inspection:
 
 
 def _plan(kind: Any = "image") -> TargetPlan:
-    nccl = Component("nccl", "NCCL", "overlay", "2.32.3", Source(pypi="nvidia-nccl-cu13", version="2.32.3"))
+    source = Source(pypi="nvidia-nccl-cu13", version="2.32.3")
+    nccl = Component("nccl", "NCCL", "overlay", "2.32.3", source, provides="nccl")
     gemm = Component("deep_gemm", "DeepGEMM", "wheel", "2.8.2", Source(path="."), module="deep_gemm", toolchain=True)
     deep_ep = Component("deep_ep", "DeepEP", "wheel", "2.5.0", Source(path="."), module="deep_ep", toolchain=True)
     cells = (

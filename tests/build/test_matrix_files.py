@@ -18,11 +18,13 @@ REAL = (REPOSITORY / "matrix.yaml").read_text()
 
 def clone(folder: Path, text: str | bytes) -> Path:
     """A repository with just what the real matrix names, and a matrix of its own."""
-    for name in ("flagtree", "cpu", "host"):
+    for name in ("flagtree", "vllm", "flagos", "cpu", "host"):
         (folder / "images" / name).mkdir(parents=True, exist_ok=True)
         for lock in ("replica.lock", "runtime.lock", "toolchain.lock"):
             (folder / "images" / name / lock).touch()
     (folder / "deepinfer" / "csrc").mkdir(parents=True, exist_ok=True)
+    (folder / "images" / "shims").mkdir(parents=True, exist_ok=True)
+    (folder / "images" / "shims" / "cuda12_memcpy_batch.hpp").touch()
     (folder / "setup.py").touch()
     file = folder / "matrix.yaml"
     file.write_bytes(text if isinstance(text, bytes) else text.encode())
@@ -31,7 +33,7 @@ def clone(folder: Path, text: str | bytes) -> Path:
 
 def test_the_real_matrix_loads() -> None:
     matrix = load_matrix()
-    assert set(matrix.targets) == {"flagtree", "cpu", "host"}
+    assert set(matrix.targets) == {"flagtree", "vllm", "flagos", "cpu", "host"}
     assert matrix.targets["flagtree"].components == ("nccl", "_C", "deep_gemm", "deep_ep")
     assert matrix.components["nccl"].provides == "nccl"
     assert matrix.components["deep_ep"].beyond["cuda"].stated == ">=13.1"

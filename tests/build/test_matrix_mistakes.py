@@ -15,11 +15,13 @@ Edit = Callable[[str, str], MatrixError]
 
 def clone(folder: Path, text: str | bytes) -> Path:
     """A repository with just what the real matrix names, and a matrix of its own."""
-    for name in ("flagtree", "cpu", "host"):
+    for name in ("flagtree", "vllm", "flagos", "cpu", "host"):
         (folder / "images" / name).mkdir(parents=True, exist_ok=True)
         for lock in ("replica.lock", "runtime.lock", "toolchain.lock"):
             (folder / "images" / name / lock).touch()
     (folder / "deepinfer" / "csrc").mkdir(parents=True, exist_ok=True)
+    (folder / "images" / "shims").mkdir(parents=True, exist_ok=True)
+    (folder / "images" / "shims" / "cuda12_memcpy_batch.hpp").touch()
     (folder / "setup.py").touch()
     file = folder / "matrix.yaml"
     file.write_bytes(text if isinstance(text, bytes) else text.encode())
@@ -156,8 +158,14 @@ MISTAKES = {
         "module: deep_gemm\n    provides: cuda",
         ["only an overlay provides a fact"],
     ),
-    "beyond nothing": ("beyond:\n      cuda:", "beyond:\n      glibc:", ["`requires` says nothing about glibc"]),
+    "beyond nothing": ("beyond:\n      torch:", "beyond:\n      glibc:", ["`requires` says nothing about glibc"]),
     "beyond without a reason": ('        stated: ">=13.1"\n', "", ["beyond.cuda.stated: missing"]),
+    "shims for nothing": (
+        "    shims: [images/shims/cuda12_memcpy_batch.hpp]\n",
+        "",
+        ["deep_ep.shims_where: there are no shims that it could be about"],
+    ),
+    "shims for an unknown fact": ('      cuda: "<13"', '      cudaa: "<13"', ["unknown fact; did you mean 'cuda'?"]),
     "host with a base": ("kind: host", "kind: host\n    vendor: x", ["the host has no base: remove it"]),
     "image without a base": ("kind: host", "kind: image", ["needs a base", "expect: missing"]),
     "size without a vendor": ("    vendor_gb: 42\n", "", ["vendor_gb: belongs together with `vendor`"]),
@@ -188,7 +196,7 @@ def test_a_mistake_is_named(edited: Edit, old: str, new: str, said: list[str]) -
 
 def test_lines_and_all_problems_at_once(tmp_path: Path) -> None:
     text = REAL.replace("memory_gib: 2.0", "memory_gb: 2.0").replace('gcc: "12.2"', "gcc: 12.2")
-    text = text.replace('cuda: ">=12.9"', 'cuda: ">>12.9"').replace("module: deep_ep", "module: deep-ep")
+    text = text.replace('cuda: ">=12.9"', 'cuda: ">>12.9"', 1).replace("module: deep_ep", "module: deep-ep")
     file = clone(tmp_path, text)
     with pytest.raises(MatrixError) as caught:
         load_matrix(file)

@@ -75,7 +75,7 @@ def test_shims_are_included_before_all_other_headers() -> None:
     ]
 
 
-def test_the_digest_knows_kind_environment_and_shims_and_nothing_of_this_machine(
+def test_the_digest_knows_kind_and_environment_and_nothing_of_this_machine(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     digest = recipe_digest(component())
@@ -86,6 +86,6 @@ def test_the_digest_knows_kind_environment_and_shims_and_nothing_of_this_machine
         component("extension"),
         component("overlay"),
         component(environment={"EP_NUM_TOPK_IDX_BITS": "32"}),
-        component(shims=("images/shims/batch.h",)),
     ]
-    assert len({digest, *map(recipe_digest, others)}) == 5
+    assert len({digest, *map(recipe_digest, others)}) == 4
+    assert recipe_digest(component(shims=("images/shims/batch.h",))) == digest, "not every base takes them"

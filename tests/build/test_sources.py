@@ -26,6 +26,7 @@ def tree(tmp_path: Path) -> Path:
         "pyproject.toml": "p",
         "images/Dockerfile": "d",
         "images/builder/packages.lock": "l",
+        "images/shims/cuda12_memcpy_batch.hpp": "m",
         "images/builder/cuda-13.0.lock": "h",
         "images/flagtree/runtime.lock": "r",
         "images/flagtree/toolchain.lock": "t",
@@ -59,6 +60,8 @@ def changes(tree: Path, name: str) -> set[str]:
         ("images/builder/packages.in", set()),
         ("images/builder/cuda-13.0.lock", {"cuda:13.0"}),
         ("images/builder/cuda-12.9.lock", {"cuda:12.9"}),
+        ("images/builder/lay_over.py", {"headers"}),
+        ("images/shims/cuda12_memcpy_batch.hpp", {"shims:deep_ep"}),
         ("images/flagtree/runtime.lock", {"lock:runtime", "assembly"}),
         ("images/flagtree/toolchain.lock", {"lock:toolchain", "assembly"}),
         ("images/flagtree/replica.lock", set()),
@@ -77,8 +80,9 @@ def test_each_file_changes_its_own_digests(tree: Path, name: str, changed: set[s
 def test_what_make_plan_needs_is_there(tree: Path) -> None:
     found = collect_sources(MATRIX, MATRIX.targets["flagtree"], tree)
     assert set(found) == {
-        "package", "builder", "cuda:13.0", "assembly", "lock:runtime", "lock:toolchain",
+        "package", "builder", "cuda:13.0", "headers", "assembly", "lock:runtime", "lock:toolchain",
         "source:nccl", "source:_C", "source:deep_gemm", "source:deep_ep",
+        "shims:deep_ep",
         "recipe:_C", "recipe:deep_gemm", "recipe:deep_ep",
     }  # fmt: skip
     assert found["source:deep_gemm"] == f"sha256:{MATRIX.components['deep_gemm'].source.sha256}"

@@ -115,7 +115,7 @@ def _parts(
         told = torch["version"] or torch["status"]
         rows.append(Row(False, f"`env` says that torch is {told}, not {inspection.torch}"))
     nccl = (torch["details"].get("nccl") or {}).get("version")
-    overlay = [c.component.version for c in plan.cells if c.component.name == "nccl" and c.status != "unsupported"]
+    overlay = [c.component.version for c in plan.cells if c.component.provides == "nccl" and c.status != "unsupported"]
     if overlay and nccl != overlay[0]:
         rows.append(Row(False, f"torch loads NCCL {nccl}, the plan put {overlay[0]} in its place"))
     agrees = [] if any(row.ok is False for row in rows) else [Row(True, "env agrees with the plan")]
