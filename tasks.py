@@ -159,8 +159,13 @@ def clean(
         _finish(cleaning.run(images=image, docker=docker, cache=cache, host=host, yes=yes))
 
 
-@task(help={"keep": "keep the images that the tests made"})
-def test(c: Context, keep: bool = False) -> None:
+@task(
+    help={
+        "keep": "keep the images that the tests made",
+        "all-images": "build, check and test every image, one at a time; by default cpu and flagtree",
+    }
+)
+def test(c: Context, keep: bool = False, all_images: bool = False) -> None:
     """Run the repository's own suites: unit tests, then the images. After `--`: pytest's own arguments.
 
     Example: ./run test -- tests/build -q
@@ -168,4 +173,4 @@ def test(c: Context, keep: bool = False) -> None:
     with told_plainly():
         from build import testing
 
-        _finish(testing.run(c.remainder, keep=keep))
+        _finish(testing.run(c.remainder, keep=keep, all_images=all_images))

@@ -29,6 +29,8 @@ from build.errors import EnvironmentCannot
 from build.setup import docker_engine
 
 IMAGES = ("cpu", "flagtree")
+ALL_IMAGES = (*IMAGES, "vllm", "flagos")
+"""With `--all-images`. A Docker test that names one of these belongs to it, and runs only where that image is built."""
 NEEDED_GB = {"cpu": 10.0}
 """Room for an image with its replica, its builder and BuildKit's copies; DEFAULT_GB where none is named."""
 DEFAULT_GB = 22.0
@@ -59,27 +61,34 @@ class Result:
 def stages(images: Sequence[str] = IMAGES) -> list[Stage]:
     """The run: unit tests; then for each image its build with gates, and the Docker tests that belong to it.
 
-    A Docker test belongs to the image whose name stands in the test's path or name, else to the first image.
+    A Docker test belongs to the image of ALL_IMAGES whose name stands in the test's path or name, else to the first.
     """
     python = sys.executable
     pytest = (python, "-m", "pytest", "--timeout=900")
     verb = (python, "-P", "-m", "invoke", "--search-root", str(cache.REPOSITORY))
     plan = [Stage("unit tests", (*pytest, "-m", "not docker and not gpu and not multi_gpu"))]
     for index, image in enumerate(images):
-        others = " and ".join(f"not {other}" for other in images if other != image)
-        selection = (others or image) if index == 0 else image
+        others = " and ".join(f"not {other}" for other in ALL_IMAGES if other != image)
+        selection = others if index == 0 else image
         plan.append(Stage(f"{image}: build and gates", (*verb, "build", "--image", image, "--base", "replica"), image))
         tests = (*pytest, "-m", "docker and not gpu and not multi_gpu", "-k", selection)
         plan.append(Stage(f"{image}: Docker tests", tests, image, may_be_empty=index > 0))
     return plan
 
 
-def run(arguments: str | Sequence[str] = (), *, keep: bool = False, plan: Sequence[Stage] | None = None) -> int:
+def run(
+    arguments: str | Sequence[str] = (),
+    *,
+    keep: bool = False,
+    all_images: bool = False,
+    plan: Sequence[Stage] | None = None,
+) -> int:
     """Run everything, or pytest with exactly these arguments.
 
     Args:
         arguments: pytest's own arguments; a string is taken apart as a shell would.
         keep: leave the images and BuildKit's cache that the stages add.
+        all_images: every image of ALL_IMAGES, not those of IMAGES only.
         plan: the stages, `stages()` by default.
 
     Returns:
@@ -91,7 +100,7 @@ def run(arguments: str | Sequence[str] = (), *, keep: bool = False, plan: Sequen
     words = shlex.split(arguments) if isinstance(arguments, str) else list(arguments)
     if words:
         return _execute(Stage("pytest", (sys.executable, "-m", "pytest", *words)))
-    todo = list(stages() if plan is None else plan)
+    todo = list(stages(ALL_IMAGES if all_images else IMAGES) if plan is None else plan)
     results: list[Result] = []
     try:
         for image, group in groupby(todo, key=lambda stage: stage.image):

@@ -13,6 +13,7 @@ from build.cache import REPOSITORY
 from build.clean import our_images
 from build.containers import LABEL, Engine
 from build.errors import EnvironmentCannot
+from build.matrix.load import load_matrix
 from build.testing import Result, Stage
 
 
@@ -31,7 +32,22 @@ def test_the_run_is_unit_tests_then_one_image_after_the_other() -> None:
     ]
     for stage in plan[1::2]:
         assert stage.argv[-5:] == ("build", "--image", stage.image, "--base", "replica")
-    assert plan[2].argv[-2:] == ("-k", "not flagtree") and plan[4].argv[-2:] == ("-k", "flagtree")
+    assert plan[2].argv[-2:] == ("-k", "not flagtree and not vllm and not flagos")
+    assert plan[4].argv[-2:] == ("-k", "flagtree")
+
+
+def test_all_images_are_more_stages_of_the_same_kind() -> None:
+    few, all_of_them = testing.stages(), testing.stages(testing.ALL_IMAGES)
+    assert all_of_them[: len(few)] == few, "the usual run is how the long one begins"
+    assert [stage.name for stage in all_of_them[len(few) :]] == [
+        "vllm: build and gates", "vllm: Docker tests", "flagos: build and gates", "flagos: Docker tests",
+    ]  # fmt: skip
+    assert all_of_them[-1].argv[-2:] == ("-k", "flagos") and all_of_them[-1].may_be_empty
+
+
+def test_every_image_of_the_matrix_is_among_all_images() -> None:
+    images = {target.name for target in load_matrix().targets.values() if target.kind == "image"}
+    assert set(testing.ALL_IMAGES) == images
 
 
 def test_first_failure_ends_the_run_with_its_status(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
