@@ -1,0 +1,1 @@
+"""Publishing: finished images to a registry or an archive, compiled components to a registry by their key."""
