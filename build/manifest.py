@@ -1,7 +1,8 @@
 """The manifest of a finished image: what went in, what was added, what the gates found, how long it took.
 
 Two files below the cache, `manifests/<image>/<key12>.json` and `.md`, and `last.json` / `last.md` beside them for the
-last build. docs/manifest.schema.json describes the JSON form.
+last build. docs/manifest.schema.json describes the JSON form. The list of the image's contents and its provenance lie
+beside them (build/attest/); the manifest names them with their sums.
 
 How an image names its manifest: a label is part of the image, so it cannot hold the digest of a file that tells how the
 image came out (gates, sizes, times). It holds the digest of image.json instead, the part that is known before assembly
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
@@ -29,6 +30,8 @@ from build.wheels.results import CellResult
 from build.wheels.wheelhouse import file_sha256
 
 SCHEMA = 1
+Attest = Callable[[Mapping[str, Any], Path], Mapping[str, Any]]
+"""From the manifest, without its attestations, and the folder to write into, to the attestations."""
 
 
 class BaseFacts(Protocol):
@@ -68,13 +71,20 @@ def write_manifest(
     results: Sequence[CellResult],
     gates: Sequence[GateResult],
     times: Mapping[str, float],
+    attest: Attest | None = None,
 ) -> Path:
-    """Write both forms, each in one moment; returns the JSON file. times: seconds by step.
+    """Write both forms, each in one moment; returns the JSON file.
+
+    Args:
+        times: seconds by step.
+        attest: writes what goes beside the manifest, and returns what the manifest says of it.
 
     Raises OSError when the cache has no space; the manifest of the build before is whole then.
     """
     manifest = make_manifest(plan, inspection, base=base, built=built, results=results, gates=gates, times=times)
     folder = cache.folder(f"manifests/{plan.target.name}")
+    if attest is not None:
+        manifest["attestations"] = attest(manifest, folder)
     text, page = json.dumps(manifest, indent=1, sort_keys=True) + "\n", as_markdown(manifest)
     name = plan.image_key[:12]
     for stem in (name, "last"):
@@ -174,6 +184,7 @@ def as_markdown(manifest: Mapping[str, Any]) -> str:
         "",
         f"{manifest['title']}; made {manifest['created']} on {base['kind']} `{base['reference']}`, `{base['digest']}`.",
         f"Image `{manifest['image_id']}`, key `{manifest['image_key']}`, image.json `{manifest['document_sha256']}`.",
+        *_beside(manifest),
         "",
         "## Components",
         "",
@@ -201,6 +212,17 @@ def as_markdown(manifest: Mapping[str, Any]) -> str:
     lines += ["", "## Labels", "", "| label | value |", "|---|---|"]
     lines += [_row(name, value) for name, value in manifest["labels"].items()]
     return "\n".join(lines) + "\n"
+
+
+def _beside(manifest: Mapping[str, Any]) -> list[str]:
+    """The files that go with the manifest."""
+    told = manifest.get("attestations", {})
+    names = {"sbom": "Contents", "provenance": "Provenance"}
+    return [
+        f"{label}: `{told[what]['name']}` ({told[what]['format']}), sha256 `{told[what]['sha256']}`."
+        for what, label in names.items()
+        if what in told
+    ]
 
 
 def _facts(inspection: Mapping[str, Any]) -> dict[str, Any]:

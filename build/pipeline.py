@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
+from typing import Any
 
 from build import cache, known
+from build.attest.record import record
 from build.bases import replica
 from build.bases.inspect import check_base, differences, inspect_base
 from build.bases.resolve import Base, resolve_base
@@ -68,9 +71,13 @@ def _make(
         return Outcome(name, "components only", str(cache.root() / "wheelhouse"), tuple(cells), times=watch.times)
     with watch.step("assemble", f"{name}: image"):
         built = assemble(engine, plan, base=base, inspection=inspection, results=cells, matrix=matrix)
+    held: list[Mapping[str, Any]] = []
     with watch.step("gates", f"{name}: gates"):
-        gates = run_gates(engine, built.image_id, plan, inspection)
-    manifest = write_manifest(plan, inspection, base=base, built=built, results=cells, gates=gates, times=watch.times)
+        gates = run_gates(engine, built.image_id, plan, inspection, on_inventory=held.append)
+    manifest = write_manifest(
+        plan, inspection, base=base, built=built, results=cells, gates=gates, times=watch.times,
+        attest=(lambda made, folder: record(engine, plan, inspection, held[0], made, folder)) if held else None,
+    )  # fmt: skip
     passed = all(gate.ok for gate in gates)
     if passed:
         promote(engine, built)

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 from build import cache
 from build.containers import Engine
@@ -56,12 +57,21 @@ class _Image:
     history: tuple[str, ...]
 
 
-def run_gates(engine: Engine, image_id: str, plan: TargetPlan, inspection: Inspection) -> list[GateResult]:
+def run_gates(
+    engine: Engine,
+    image_id: str,
+    plan: TargetPlan,
+    inspection: Inspection,
+    *,
+    on_inventory: Callable[[Mapping[str, Any]], None] | None = None,
+) -> list[GateResult]:
     """Run every gate on a finished image; returns a result for each, in the catalogue's order.
 
     Args:
         image_id: id or name of the image; it has to be here.
         plan: what the image is made of.  inspection: its base, as it was before.
+        on_inventory: given what the image holds (build/gates/programs/inventory.py), its files being those that it
+            adds to its base; not called where the base is not here, or the image could not be looked into.
     """
     place = image_place(plan, inspection)
     image = _read_config(engine, image_id, inspection)
@@ -73,9 +83,11 @@ def run_gates(engine: Engine, image_id: str, plan: TargetPlan, inspection: Inspe
         base = None if image.base is None else ContainerLauncher(engine, image.base, user=asking, owner=owner)
         common = pool.submit(_collect, user, base, place, plan, inspection)
         answers = pool.submit(_answers, engine, image, owner)
-        scanned = pool.submit(_scan, engine, image, place, owner)
+        scanned = pool.submit(_scan, engine, image, place, owner, sums=on_inventory is not None)
         facts = common.result()
         scan, scan_seconds = scanned.result()
+    if on_inventory is not None and "inventory" in scan.facts():
+        on_inventory(scan.facts()["inventory"])
     verdicts = Verdicts()
     startup = scan.facts().get("startup") if image.base is not None and scan.ok else None
     _judge_common(verdicts, facts, place, plan, inspection, image.environment, startup)
@@ -221,7 +233,7 @@ def _launch(launcher: Launcher, argv: Sequence[str]) -> Ending:
     return of_result(launcher.launch(argv, timeout=180))
 
 
-def _scan(engine: Engine, image: _Image, place: Place, owner: str) -> tuple[Ending, float]:
+def _scan(engine: Engine, image: _Image, place: Place, owner: str, *, sums: bool) -> tuple[Ending, float]:
     """What the image adds to its base, seen by root. The base's listing is kept by its id: that never changes."""
     start = time.monotonic()
     if image.base is None:
@@ -232,7 +244,7 @@ def _scan(engine: Engine, image: _Image, place: Place, owner: str) -> tuple[Endi
     libraries = [place.site, str(Path(place.engine).parent)]
     arguments = {
         "base": launcher.path(_LISTING), "own": [launcher.path(name) for name in names], "libraries": libraries,
-        "needles": needles(),
+        "needles": needles(), "sums": sums,
     }  # fmt: skip
     files = dict(zip(names, [bundle(), listing, json.dumps(arguments).encode()], strict=True))
     argv = [place.python, launcher.path(ARCHIVE), "scan", f"@{launcher.path(names[2])}"]

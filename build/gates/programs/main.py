@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from build.gates.programs import conductor, files, linked, loaded, neighbours, toolchain
+from build.gates.programs import conductor, files, inventory, linked, loaded, neighbours, toolchain
 
 
 def _access(roots: list[str], packages: list[str], cache: str, document: str) -> dict[str, Any]:
@@ -24,6 +24,16 @@ def _access(roots: list[str], packages: list[str], cache: str, document: str) ->
     }
 
 
+def _scan(
+    base: str, own: list[str], libraries: list[str], needles: dict[str, str], sums: bool = False
+) -> dict[str, Any]:
+    facts = files.scan(base, own, libraries, needles)
+    if sums and facts["added"] is not None:
+        image = [path for path in facts["added"] if path not in inventory.OF_THE_ENGINE]
+        facts["inventory"] = inventory.inventory(image, libraries=libraries)
+    return facts
+
+
 PROGRAMS = {
     "conductor": conductor.main,
     "linked": linked.main,
@@ -31,7 +41,8 @@ PROGRAMS = {
     "neighbours": neighbours.main,
     "toolchain": toolchain.main,
     "access": _access,
-    "scan": files.scan,
+    "scan": _scan,
+    "inventory": inventory.inventory,
     "listing": files.packed_listing,
 }
 
