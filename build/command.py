@@ -4,35 +4,71 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
+from typing import NoReturn
 
+from docker.errors import DockerException
 from invoke.exceptions import Exit
+from requests.exceptions import RequestException
 
 from build.call import CallFailed
 from build.errors import BuildError, EnvironmentCannot, UsageError
 
-TROUBLE = (BuildError, CallFailed, OSError)
+_OF_SIGNAL = 128
+TROUBLE = (BuildError, CallFailed, DockerException, OSError)
 """What `as_build_error` can tell."""
 
 
 @contextlib.contextmanager
 def told_plainly() -> Iterator[None]:
-    """Turn failures into a message and an exit code; DEEPINFER_DEBUG=1 shows the traceback as well."""
+    """Turn failures into a message and an exit code; DEEPINFER_DEBUG=1 shows the traceback as well.
+
+    SIGTERM ends the verb as Ctrl-C does: what it started in containers is taken along.
+    """
+    before = signal.signal(signal.SIGTERM, _terminated)
     try:
         yield
     except TROUBLE as problem:
+        if isinstance(problem, BrokenPipeError) and _nobody_reads():
+            # Seen enough (`| head`). Python would complain once more when it flushes at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            raise Exit(code=_OF_SIGNAL + signal.SIGPIPE) from None
         told = as_build_error(problem)
         show_traceback()
         print(told, file=sys.stderr)
         raise Exit(code=told.exit_code) from None
     except KeyboardInterrupt:
         print("interrupted; what was finished is kept, a rerun does the rest", file=sys.stderr)
-        raise Exit(code=130) from None
+        raise Exit(code=_OF_SIGNAL + signal.SIGINT) from None
+    except _Terminated:
+        print("terminated; what was finished is kept, a rerun does the rest", file=sys.stderr)
+        raise Exit(code=_OF_SIGNAL + signal.SIGTERM) from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
-def as_build_error(problem: BuildError | CallFailed | OSError) -> BuildError:
+def _nobody_reads() -> bool:
+    """Whether stdout is a pipe whose reader has gone."""
+    watched = select.poll()
+    watched.register(1, 0)
+    return any(events & select.POLLERR for _, events in watched.poll(0))
+
+
+class _Terminated(BaseException):
+    """SIGTERM arrived. Not an Exception: nothing on the way is meant to handle it."""
+
+
+def _terminated(number: int, frame: FrameType | None) -> NoReturn:
+    del number, frame
+    raise _Terminated
+
+
+def as_build_error(problem: BuildError | CallFailed | DockerException | OSError) -> BuildError:
     """The failure of a program or of the system as an error that a user can act on; a BuildError is one already."""
     if isinstance(problem, BuildError):
         return problem
@@ -42,6 +78,12 @@ def as_build_error(problem: BuildError | CallFailed | OSError) -> BuildError:
             cause=problem.tail.replace("\n", "\n    ") or "it said nothing",
             next_step="read what it said; `./run doctor` says what this machine lacks",
             log=problem.log,
+        )
+    if isinstance(problem, DockerException | RequestException):
+        return EnvironmentCannot(
+            f"the Docker engine did not do what it was asked: {' '.join(str(problem).split())[:400]}",
+            cause="it was stopped meanwhile, its disk is full, or somebody removed what was being used",
+            next_step="run the command again; `./run doctor` says whether the engine answers and has room",
         )
     name = f" ({problem.filename})" if problem.filename else ""
     return EnvironmentCannot(

@@ -114,7 +114,8 @@ def _go(request: Request, python: Path, variables: dict[str, str]) -> NoReturn:
             print(f"error: {command} cannot be run: {problem.strerror}", file=sys.stderr)
             raise SystemExit(COMMAND_NOT_FOUND) from None
     # -P: a file of the current folder must not stand in for a module.
-    argv = [str(python), "-P", "-m", "invoke", "--search-root", str(REPOSITORY), *request.invoke_arguments()]
+    program = str(REPOSITORY / "build" / "setup" / "program.py")
+    argv = [str(python), "-P", program, "--search-root", str(REPOSITORY), *request.invoke_arguments()]
     os.execve(python, argv, environment)
 
 

@@ -92,6 +92,8 @@ def parse(argv: Sequence[str]) -> Request:
             offline = words.pop(0)
         elif word.startswith("--offline="):
             offline = word.partition("=")[2]
+        elif word == "--offline":
+            raise UsageError("--offline needs a folder after it", next_step="./run --offline DIR VERB")
         else:
             raise UsageError(f"./run does not know the option {word}", next_step="`./run --help` lists what it knows")
     verb = words.pop(0) if words else ""

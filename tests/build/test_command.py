@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
+from docker.errors import APIError
 from invoke.exceptions import Exit
+from requests.exceptions import ReadTimeout
 
+from build.cache import REPOSITORY
 from build.call import CallFailed, call
 from build.command import as_build_error, folder, one_of, told_plainly, whole_number
 from build.errors import CellFailed, EnvironmentCannot, MatrixError, UsageError
@@ -49,6 +57,44 @@ def test_the_systems_refusal_names_the_file(capsys: pytest.CaptureFixture[str], 
 def test_ctrl_c_says_that_nothing_is_lost(capsys: pytest.CaptureFixture[str]) -> None:
     assert ended(KeyboardInterrupt()) == 130
     assert "a rerun does the rest" in capsys.readouterr().err
+
+
+def test_sigterm_unwinds_as_ctrl_c_does(capsys: pytest.CaptureFixture[str]) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    unwound = []
+    with pytest.raises(Exit) as ending, told_plainly():
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(30)
+        finally:
+            unwound.append(True)
+    assert ending.value.code == 143 and unwound and "a rerun does the rest" in capsys.readouterr().err
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.parametrize("failure", [APIError("removal in progress"), ReadTimeout("it hangs")])
+def test_a_refusal_of_the_engine_is_told(capsys: pytest.CaptureFixture[str], failure: Exception) -> None:
+    assert ended(failure) == 4
+    err = capsys.readouterr().err
+    assert str(failure) in err and "Docker engine" in err and "next step: " in err
+
+
+def test_output_that_nobody_reads_any_more_ends_quietly() -> None:
+    program = (
+        "import sys\nfrom build.command import told_plainly\nfrom invoke.exceptions import Exit\n"
+        "sys.stdin.read()\ntry:\n    with told_plainly():\n        print('x', flush=True)\n"
+        "except Exit as ending:\n    sys.exit(ending.code)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+    process.stdout.close()
+    process.stdin.close()
+    assert process.wait(timeout=60) == 141 and process.stderr.read() == ""
+    process.stderr.close()
+    assert ended(BrokenPipeError(32, "Broken pipe", "/some/socket")) == 4, "another pipe is a failure like any other"
 
 
 def test_a_mistake_of_the_program_itself_is_not_disguised() -> None:

@@ -72,10 +72,17 @@ def test_usage_errors_are_exit_1_and_an_unknown_verb_too(ready: Project) -> None
     for words, text in (
         (["--nosetup", "show"], "does not know the option --nosetup"),
         (["--"], "needs a command"),
-        (["shwo"], "No idea what 'shwo' is"),
+        (["--offline"], "--offline needs"),
+        (["shwo"], "no verb 'shwo'; did you mean 'show'?"),
+        (["show", "--wrod", "x"], "show has no option '--wrod'; did you mean '--word'?"),
+        (["show", "--word"], "--word needs a value"),
+        (["show", "extra"], "'extra' is none"),
+        (["show", "build"], "'show' and 'build' are two"),
+        (["build", "--dry"], "build has no option --dry"),
     ):
         ended = ready.run(*words)
-        assert ended.code == 1 and text in ended.err + ended.out and "Traceback" not in ended.err
+        assert ended.code == 1 and text in ended.err and ended.out == "" and "Traceback" not in ended.err
+        assert ended.err.startswith("error: ") and "next step: " in ended.err
 
 
 def test_no_setup_prints_commands_that_are_enough(project: Project) -> None:

@@ -1,0 +1,87 @@
+"""What reads the verbs' options: invoke's own program, made to say what is wrong in plain words.
+
+One verb a command line: invoke would run `plan build` as two, the second with its defaults. Options of invoke itself
+(`--dry`, `--echo` …) are unknown here: they change nothing in what the verbs do, and would seem to.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import re
+import sys
+from pathlib import Path
+
+from invoke.exceptions import Exit, ParseError
+from invoke.parser.context import ParserContext
+from invoke.program import Program
+
+REPOSITORY = Path(__file__).resolve().parent.parent.parent
+if str(REPOSITORY) not in sys.path:
+    sys.path.insert(0, str(REPOSITORY))
+
+from build.errors import UsageError  # noqa: E402
+
+
+class Verbs(Program):
+    """The program behind `./run VERB`."""
+
+    def parse_tasks(self) -> None:
+        """Read the verb and its options. A mistake is told on stderr, exit code 1."""
+        try:
+            super().parse_tasks()
+            self._check()
+        except ParseError as problem:
+            raise self._told(self._explain(problem)) from None
+        except UsageError as problem:
+            raise self._told(problem) from None
+
+    def print_task_help(self, name: str) -> None:
+        """What a verb does, with its example and its options."""
+        rows = self.parser.contexts[name].help_tuples()
+        print(f"usage: ./run {name} [OPTIONS]\n")
+        print(inspect.getdoc(self.collection[name]) or "")
+        if rows:
+            print("\noptions:")
+            self.print_columns(rows)
+
+    def _check(self) -> None:
+        names = [context.name for context in self.tasks]
+        if len(names) > 1:
+            raise UsageError(
+                f"one verb at a time: {' and '.join(map(repr, names))} are two",
+                next_step="run one after the other; nothing was done",
+            )
+        for name, argument in self.core_via_tasks.args.items():
+            if argument.got_value and name != "help":
+                raise UsageError(f"{names[0]} has no option --{name}", next_step=f"./run {names[0]} --help")
+
+    def _explain(self, problem: ParseError) -> UsageError:
+        context: ParserContext | None = problem.context
+        verb = context.name if context is not None and context.name else None
+        after = f"./run {verb} --help" if verb else "./run --help"
+        if unknown := re.fullmatch(r"No idea what '(.*)' is!", str(problem), re.DOTALL):
+            return UsageError(self._unknown(unknown[1], verb, context), next_step=f"{after} lists what there is")
+        if lacking := re.match(r"Flag <Argument: ([\w-]+)", str(problem)):
+            return UsageError(f"--{lacking[1]} needs a value", next_step=f"{after} shows an example")
+        return UsageError(str(problem), next_step=after)
+
+    def _unknown(self, word: str, verb: str | None, context: ParserContext | None) -> str:
+        shown = repr(word if len(word) <= 60 else f"{word[:57]}…")
+        if verb is None or context is None:
+            what, known = f"there is no verb {shown}", list(self.parser.contexts)
+        elif word.startswith("-"):
+            what, known = f"{verb} has no option {shown}", list(context.flags)
+        else:
+            return f"{verb} takes nothing but options, and {shown} is none"
+        near = difflib.get_close_matches(word, known, n=1)
+        return f"{what}; did you mean {near[0]!r}?" if near else what
+
+    @staticmethod
+    def _told(problem: UsageError) -> Exit:
+        print(problem, file=sys.stderr)
+        return Exit(code=problem.exit_code)
+
+
+if __name__ == "__main__":
+    Verbs(name="./run", binary="./run", version="").run()
