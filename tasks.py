@@ -47,6 +47,8 @@ def plan(c: Context, image: str = "*", component: str = "*", base: str = "auto",
         "offline": "host: a folder of packs, for a machine without a network",
         "replace-nccl": "host: replace the NCCL file that torch loads (`clean --host` puts it back)",
         "prefix": "host: the folder to install into",
+        "wheels-from": "HOST[:PORT]/PATH: take components that another machine compiled and pushed with "
+        "`publish --wheels` from this registry, by their key, and compile the rest",
     }
 )
 def build(
@@ -61,6 +63,7 @@ def build(
     offline: str = "",
     replace_nccl: bool = False,
     prefix: str = "",
+    wheels_from: str = "",
 ) -> None:
     """Compile the components against a base, make the image, check it, and tag it.
 
@@ -68,6 +71,7 @@ def build(
     """
     with told_plainly():
         from build import verbs
+        from build.publish.location import Location
 
         options = verbs.BuildOptions(
             components=component,
@@ -79,6 +83,7 @@ def build(
             offline=folder("offline", offline),
             replace_nccl=replace_nccl,
             prefix=folder("prefix", prefix),
+            wheels_from=Location.parse(wheels_from, flag="wheels-from") if wheels_from else None,
         )
         _finish(verbs.build(image, options))
 
@@ -123,6 +128,47 @@ def check(
                 as_json=json,
             )
         )
+
+
+@task(
+    help={
+        "image": IMAGE + "; by default all that are built here",
+        "registry": "HOST[:PORT]/PATH to push to, as in registry.example.org:5000/team; `docker login` for a password",
+        "archive": "write one image as an OCI archive into this file, for a cluster without a registry",
+        "from": "load an archive that `publish --archive` wrote",
+        "wheels": "push the compiled components by their key, for `build --wheels-from`, and no image",
+        "anyway": "publish an image without a record of passed gates, or one that a build would replace; "
+        "with --from: take the immutable name from another image",
+        "json": JSON,
+    }
+)
+def publish(
+    c: Context,
+    image: str = "*",
+    registry: str = "",
+    archive: str = "",
+    from_: str = "",
+    wheels: bool = False,
+    anyway: bool = False,
+    json: bool = False,
+) -> None:
+    """Push images to a registry and move their aliases, or write and load an archive.
+
+    Example: ./run publish --image flagtree --registry registry.example.org:5000/team
+    """
+    with told_plainly():
+        from build.publish import verb
+
+        request = verb.Request(
+            image=image,
+            registry=registry,
+            archive=folder("archive", archive),
+            source=folder("from", from_),
+            wheels=wheels,
+            anyway=anyway,
+            as_json=json,
+        )
+        _finish(verb.run(request))
 
 
 @task(help={"json": JSON, "online": "also ask the registries whether they answer"})

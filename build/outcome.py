@@ -18,6 +18,7 @@ from build.inspection import Inspection
 from build.matrix.model import Matrix, Target
 from build.matrix.select import select
 from build.plan import BaseKind, TargetPlan, make_plan
+from build.publish.location import Location
 from build.sources import collect_sources
 from build.wheels.results import CellResult
 from build.wheels.wheelhouse import Wheelhouse
@@ -38,6 +39,7 @@ class BuildOptions:
     offline: Path | None = None
     replace_nccl: bool = False
     prefix: Path | None = None
+    wheels_from: Location | None = None
 
 
 @dataclass(frozen=True)

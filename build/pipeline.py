@@ -63,7 +63,7 @@ def _make(
     with watch.step("compile", f"{name}: components"):
         cells = compile_cells(
             engine, plan, inspection=inspection, base_reference=base.reference, matrix=matrix,
-            keep_going=options.keep_going, jobs=options.jobs,
+            keep_going=options.keep_going, jobs=options.jobs, wheels_from=options.wheels_from,
         )  # fmt: skip
     if any(cell.status == "failed" for cell in cells):
         return Outcome(name, "component failed", cells=tuple(cells), times=watch.times)

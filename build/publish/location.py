@@ -25,7 +25,7 @@ class Location:
     path: str = ""
 
     @classmethod
-    def parse(cls, text: str) -> Location:
+    def parse(cls, text: str, *, flag: str = "registry") -> Location:
         """Read what the command line says. Raises UsageError, which never repeats a text that may hold a password."""
         if "@" in text:
             raise UsageError(
@@ -34,20 +34,20 @@ class Location:
                 next_step="`docker login HOST`, or DEEPINFER_REGISTRY_USER and DEEPINFER_REGISTRY_PASSWORD_FILE",
             )
         if "://" in text:
-            raise UsageError(f"--registry {text!r} is a URL; a registry is named without https://", next_step=_EXAMPLE)
+            raise UsageError(f"--{flag} {text!r} is a URL; a registry is named without https://", next_step=_EXAMPLE)
         host, *parts = text.removesuffix("/").split("/")
         match = _HOST.fullmatch(host)
         if match is None or int(match["port"] or 1) not in range(1, 65536):
-            raise UsageError(f"--registry {text!r}: {host!r} is no host and port", next_step=_EXAMPLE)
+            raise UsageError(f"--{flag} {text!r}: {host!r} is no host and port", next_step=_EXAMPLE)
         if "." not in host and ":" not in host and host != "localhost":
             raise UsageError(
-                f"--registry {text!r} begins with no host: {host!r} has neither a dot nor a port",
+                f"--{flag} {text!r} begins with no host: {host!r} has neither a dot nor a port",
                 next_step=f"{_EXAMPLE}; Docker's own registry is called docker.io",
             )
         wrong = [part for part in parts if _PART.fullmatch(part) is None]
         if wrong:
             raise UsageError(
-                f"--registry {text!r}: {wrong[0]!r} cannot be part of a repository's name",
+                f"--{flag} {text!r}: {wrong[0]!r} cannot be part of a repository's name",
                 cause="lower case letters, digits and single . _ - between them are allowed, and no tag",
                 next_step=_EXAMPLE,
             )

@@ -14,6 +14,8 @@ from build.containers import Engine
 from build.inspection import Inspection
 from build.matrix.model import Matrix
 from build.plan import Cell, TargetPlan
+from build.publish.location import Location
+from build.publish.wheels import pull_missing
 from build.wheels.builder import builder_image
 from build.wheels.cell import Stop, Workshop, lock_name, sweep_abandoned
 from build.wheels.fetch import fetch_source, told_space
@@ -34,6 +36,7 @@ def compile_cells(
     keep_going: bool = False,
     jobs: int | None = None,
     offline: Path | None = None,
+    wheels_from: Location | None = None,
 ) -> list[CellResult]:
     """Make or find the artefact of every cell of the plan; results come in the plan's order.
 
@@ -41,12 +44,15 @@ def compile_cells(
         keep_going: after a failure go on with the others; else what runs is stopped and the rest not begun.
         jobs: compiler processes at once over all cells; the engine's processors by default.
         offline: a folder of sources; then no network is asked for them.
+        wheels_from: a registry that is asked for what is not here, before it is compiled.
 
     A component that does not compile is a result with status "failed", told on stderr with its log and next step.
     Raises MatrixError for a wrong hash, EnvironmentCannot for this machine's troubles; then nothing is half-written.
     """
     house = Wheelhouse(cache.root() / "wheelhouse")
     sweep_abandoned(engine)
+    if wheels_from is not None:
+        pull_missing(wheels_from, [cell.key for cell in plan.cells if _is_compiled(cell)], house, engine)
     results: dict[str, CellResult] = {}
     for cell in plan.cells:
         settled = _settled(cell, house)
@@ -58,7 +64,7 @@ def compile_cells(
     for cell in missing:
         if cell.component.kind == "overlay":
             results[cell.name] = _put_overlay(cell, house, sources[cell.name])
-    compiles = [cell for cell in missing if cell.component.kind != "overlay"]
+    compiles = [cell for cell in missing if _is_compiled(cell)]
     if compiles:
         builder = builder_image(engine, base_reference, inspection, plan.target, matrix, offline=offline)
         shop = Workshop(engine, builder, inspection, Stop())
@@ -75,6 +81,10 @@ def _settled(cell: Cell, house: Wheelhouse) -> CellResult | None:
         return CellResult(cell, "unsupported", reason=cell.reason)
     found = house.find(cell.key)
     return None if found is None else CellResult(cell, "cached", artefact=found)
+
+
+def _is_compiled(cell: Cell) -> bool:
+    return cell.status != "unsupported" and cell.component.kind != "overlay"
 
 
 def _put_overlay(cell: Cell, house: Wheelhouse, wheel: Path) -> CellResult:

@@ -147,6 +147,13 @@ VARIABLES: tuple[Variable[Any], ...] = (
              "compile against this Python's torch", "build"),
     Variable("DEEPINFER_WHEEL_TAG", TEXT, "", "With DEEPINFER_PREBUILT_C, the wheel's tag: cp313-cp313-linux_x86_64.",
              "this Python's", "build"),
+    Variable("DEEPINFER_REGISTRY_USER", TEXT, "", "Who pushes to a registry and fetches components from it.",
+             "what `docker login` and its helpers keep", "build"),
+    Variable("DEEPINFER_REGISTRY_PASSWORD", TEXT, "", "The password of DEEPINFER_REGISTRY_USER.", "none", "build"),
+    Variable("DEEPINFER_REGISTRY_PASSWORD_FILE", TEXT, "",
+             "A file that holds the password of DEEPINFER_REGISTRY_USER, in place of it.", "none", "build"),
+    Variable("DEEPINFER_REGISTRY_TIMEOUT", TEXT, "",
+             "Seconds without progress after which an attempt to push has failed.", "300", "build"),
 )  # fmt: skip
 
 CUDA_HOME = Foreign("CUDA_HOME", "CUDA tool chain of the JIT compilers", ("CUDA_PATH",))
