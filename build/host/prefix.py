@@ -89,7 +89,7 @@ def lay_prefix(
     check_prefix(prefix)
     try:
         prefix.parent.mkdir(parents=True, exist_ok=True)
-        for left in prefix.parent.glob(f".part-{glob.escape(prefix.name)}-*"):
+        for left in prefix.parent.glob(f".part-{glob.escape(prefix.name)}-????????"):
             _restore(left / "old", prefix)
             shutil.rmtree(left, ignore_errors=True)
         with tempfile.TemporaryDirectory(prefix=f".part-{prefix.name}-", dir=prefix.parent) as scratch:
