@@ -158,6 +158,7 @@ def _cell(plan: TargetPlan, index: int, results: Mapping[str, CellResult]) -> di
         "licence": cell.component.licence,
         "status": result.status if result is not None else cell.status,
         "reason": (result.reason if result is not None else "") or cell.reason,
+        "notes": list(cell.notes),
         "key": cell.key,
         "inputs": dict(sorted(cell.inputs.items())),
         "source": _source(cell.component.source),
@@ -195,7 +196,7 @@ def as_markdown(manifest: Mapping[str, Any]) -> str:
         source = " ".join(f"{name} {value[:16]}" for name, value in cell["source"].items())
         made = cell["artefact"]
         artefact = f"`{made['name']}` {made['bytes'] / 1e6:.1f} MB, sha256 `{made['sha256'][:16]}`" if made else "-"
-        status = cell["status"] + (f": {cell['reason']}" if cell["reason"] else "")
+        status = "\n".join([cell["status"] + (f": {cell['reason']}" if cell["reason"] else ""), *cell["notes"]])
         columns = (cell["title"], cell["version"], status, cell["key"][:12] or "-", source, artefact, cell["seconds"])
         lines.append(_row(*columns))
     lines += ["", "## Added to the base", "", "| what | MB |", "|---|---|"]

@@ -56,7 +56,8 @@ def _inputs(tmp_path: Path) -> tuple[TargetPlan, Inspection, list[CellResult], l
     source = Source(pypi="deepinfer-gemm", version="2.8.2", sha256="d" * 64)
     gemm = Component("deep_gemm", "DeepGEMM", "wheel", "2.8.2", source, module="deep_gemm", licence="MIT")
     deep_ep = Component("deep_ep", "DeepEP", "wheel", "2.5.0", Source(git="https://x/y", commit="e" * 40))
-    built = Cell("flagtree", gemm, "build", key="f" * 64, inputs={"torch": "2.11.0+cu130"})
+    note = "upstream states CUDA >= 13.1, the base has 13.0: it ran"
+    built = Cell("flagtree", gemm, "build", key="f" * 64, inputs={"torch": "2.11.0+cu130"}, notes=(note,))
     refused = Cell("flagtree", deep_ep, "unsupported", reason="needs gcc >= 13 | the base has 12\nthat is all")
     target = Target("flagtree", "FlagTree", "image", ("deep_gemm", "deep_ep"))
     plan = TargetPlan(target, inspection, "replica", (built, refused), "c" * 64, {"base": DIGEST})
@@ -128,6 +129,7 @@ def test_the_page_keeps_rows_whole(tmp_path: Path) -> None:
     table = [line for line in page.splitlines() if line.startswith("| DeepEP")]
     assert len(table) == 1
     assert table[0].replace("\\|", "").count("|") == 8
+    assert "| built<br>upstream states CUDA >= 13.1, the base has 13.0: it ran |" in page
 
 
 def test_an_image_finds_its_manifest_by_its_label(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
