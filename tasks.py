@@ -171,6 +171,27 @@ def publish(
         _finish(verb.run(request))
 
 
+@task(
+    help={
+        "image": "an image by its name in matrix.yaml (globs and comma lists), or as Docker knows it",
+        "manifest": "its manifest, or the folder that holds it; by default the build cache's",
+        "key": "cosign's public key, to check the signature; with --sign the private key",
+        "sign": "sign the manifest with cosign, if every fact is as recorded",
+        "json": JSON,
+    }
+)
+def verify(c: Context, image: str, manifest: str = "", key: str = "", sign: bool = False, json: bool = False) -> None:
+    """Recompute what was recorded of a finished image, and name every fact that is not so any more.
+
+    Example: ./run verify flagtree
+    """
+    with told_plainly():
+        from build.attest import command
+
+        path = folder("manifest", manifest)
+        _finish(command.run(image, manifest=path, key=key, sign=sign, as_json=json))
+
+
 @task(help={"json": JSON, "online": "also ask the registries whether they answer"})
 def doctor(c: Context, json: bool = False, online: bool = False) -> None:
     """Say what this machine has and lacks for a build, with the commands to type.

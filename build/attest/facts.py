@@ -18,7 +18,8 @@ def manifest_facts(manifest: Mapping[str, Any]) -> dict[str, str]:
     An entry of a list is called by what names it where it has such a field, else by its number.
     """
     facts = {name: value for name, value in manifest.items() if name != ATTESTATIONS}
-    return dict(_leaves("", facts))
+    # As it will be read again: a tuple is a list in JSON, a number's text is JSON's.
+    return dict(_leaves("", json.loads(json.dumps(facts))))
 
 
 def fact_sums(manifest: Mapping[str, Any]) -> dict[str, str]:
