@@ -58,10 +58,11 @@ class Result:
     peak_gb: float = 0.0
 
 
-def stages(images: Sequence[str] = IMAGES) -> list[Stage]:
+def stages(images: Sequence[str] = IMAGES, *, pull_back: bool = False) -> list[Stage]:
     """The run: unit tests; then for each image its build with gates, and the Docker tests that belong to it.
 
     A Docker test belongs to the image of ALL_IMAGES whose name stands in the test's path or name, else to the first.
+    pull_back: each image is also pushed whole to a registry and compared with what comes back.
     """
     python = sys.executable
     pytest = (python, "-m", "pytest", "--timeout=900")
@@ -71,8 +72,11 @@ def stages(images: Sequence[str] = IMAGES) -> list[Stage]:
         others = " and ".join(f"not {other}" for other in ALL_IMAGES if other != image)
         selection = others if index == 0 else image
         plan.append(Stage(f"{image}: build and gates", (*verb, "build", "--image", image, "--base", "replica"), image))
-        tests = (*pytest, "-m", "docker and not gpu and not multi_gpu", "-k", selection)
+        docker = (*pytest, "-m", "docker and not gpu and not multi_gpu", "-k")
+        tests = (*docker, f"{selection} and not pull_back")
         plan.append(Stage(f"{image}: Docker tests", tests, image, may_be_empty=index > 0))
+        if pull_back:
+            plan.append(Stage(f"{image}: publish and pull back", (*docker, f"{image} and pull_back"), image))
     return plan
 
 
@@ -100,7 +104,7 @@ def run(
     words = shlex.split(arguments) if isinstance(arguments, str) else list(arguments)
     if words:
         return _execute(Stage("pytest", (sys.executable, "-m", "pytest", *words)))
-    todo = list(stages(ALL_IMAGES if all_images else IMAGES) if plan is None else plan)
+    todo = list(_wanted(all_images) if plan is None else plan)
     results: list[Result] = []
     try:
         for image, group in groupby(todo, key=lambda stage: stage.image):
@@ -110,6 +114,10 @@ def run(
         rest = [Result(stage) for stage in todo[len(results) :]]
         print(as_table([*results, *rest]), file=sys.stderr, flush=True)
     return next((result.status for result in results if result.status), 0)
+
+
+def _wanted(all_images: bool) -> list[Stage]:
+    return stages(ALL_IMAGES, pull_back=True) if all_images else stages()
 
 
 def _run_group(image: str, group: Sequence[Stage], results: list[Result], *, keep: bool) -> bool:

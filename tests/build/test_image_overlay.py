@@ -243,7 +243,9 @@ def test_variables_are_set_only_where_the_base_would_lead_the_jit_astray() -> No
     names = {"DG_JIT_NVCC_COMPILER", "EP_JIT_NVCC_COMPILER"}
     clean, old = base_facts(), base_facts(nvcc="12.0.1")
     own_home = base_facts(environment={"CUDA_HOME": "/usr/local/cuda", "DG_JIT_NVCC_COMPILER": "/vendor/nvcc"})
-    assert choose_toolchain(jit_plan(), clean, None).environment(clean) == {}
+    assert choose_toolchain(jit_plan(), clean, "13.0.88").environment(clean) == {}
+    older = base_facts(cuda="12.8")
+    assert set(choose_toolchain(jit_plan(), older, "13.0.88").environment(older)) == names
     assert set(choose_toolchain(jit_plan(), old, None).environment(old)) == names
     variables = choose_toolchain(jit_plan(), own_home, None).environment(own_home)
     assert variables == {"EP_JIT_NVCC_COMPILER": "/opt/deepinfer/cuda/bin/nvcc"}

@@ -32,17 +32,17 @@ def test_the_run_is_unit_tests_then_one_image_after_the_other() -> None:
     ]
     for stage in plan[1::2]:
         assert stage.argv[-5:] == ("build", "--image", stage.image, "--base", "replica")
-    assert plan[2].argv[-2:] == ("-k", "not flagtree and not vllm and not flagos")
-    assert plan[4].argv[-2:] == ("-k", "flagtree")
+    assert plan[2].argv[-2:] == ("-k", "not flagtree and not vllm and not flagos and not pull_back")
+    assert plan[4].argv[-2:] == ("-k", "flagtree and not pull_back")
 
 
 def test_all_images_are_more_stages_of_the_same_kind() -> None:
-    few, all_of_them = testing.stages(), testing.stages(testing.ALL_IMAGES)
-    assert all_of_them[: len(few)] == few, "the usual run is how the long one begins"
-    assert [stage.name for stage in all_of_them[len(few) :]] == [
-        "vllm: build and gates", "vllm: Docker tests", "flagos: build and gates", "flagos: Docker tests",
-    ]  # fmt: skip
-    assert all_of_them[-1].argv[-2:] == ("-k", "flagos") and all_of_them[-1].may_be_empty
+    every = testing.stages(testing.ALL_IMAGES, pull_back=True)
+    whats = ("build and gates", "Docker tests", "publish and pull back")
+    assert [stage.name for stage in every[1:]] == [f"{image}: {what}" for image in testing.ALL_IMAGES for what in whats]
+    assert [stage for stage in testing.stages() if stage not in every] == []
+    assert every[-2].argv[-1] == "flagos and not pull_back" and every[-1].argv[-1] == "flagos and pull_back"
+    assert every[-2].may_be_empty and not every[-1].may_be_empty
 
 
 def test_every_image_of_the_matrix_is_among_all_images() -> None:
