@@ -192,6 +192,29 @@ def verify(c: Context, image: str, manifest: str = "", key: str = "", sign: bool
         _finish(command.run(image, manifest=path, key=key, sign=sign, as_json=json))
 
 
+@task(
+    help={
+        "image": IMAGE,
+        "format": "table, json, or github: one line for `strategy.matrix` of a workflow",
+        "base": "kind of base: all, vendor or replica",
+        "hosted": "only what fits a hosted runner, for pull requests",
+        "check": "first see that the files generated from matrix.yaml follow from it",
+    }
+)
+def matrix(
+    c: Context, image: str = "*", format: str = "table", base: str = "all", hosted: bool = False, check: bool = False
+) -> None:
+    """Show the jobs of continuous integration: images, bases, and the runners that have room for them.
+
+    Example: ./run matrix --format github --image 'fla*'
+    """
+    with told_plainly():
+        from build.ci import command
+
+        form, kind = one_of("format", format, command.FORMATS), one_of("base", base, command.BASES)
+        _finish(command.run(image, form=form, base=kind, hosted=hosted, check=check))
+
+
 @task(help={"json": JSON, "online": "also ask the registries whether they answer"})
 def doctor(c: Context, json: bool = False, online: bool = False) -> None:
     """Say what this machine has and lacks for a build, with the commands to type.

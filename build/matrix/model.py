@@ -132,6 +132,11 @@ class Target:
     vendor_modules: Annotated[
         tuple[Annotated[str, f.MODULE], ...], "import names of the vendor's own programs that must keep working"
     ] = ()
+    runner: Annotated[
+        tuple[Annotated[str, f.NAME], ...],
+        "labels of the runner that builds it in continuous integration; they follow from the room that the base takes "
+        "if left out",
+    ] = ()
 
 
 @dataclass(frozen=True)

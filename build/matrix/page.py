@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal, get_args, get_origin
 
 from build.cache import REPOSITORY
+from build.ci.jobs import bases_of, room_gb, runner_labels
 from build.matrix.constraints import wanted
 from build.matrix.formats import EXPECT_FACTS, fact_label
 from build.matrix.generated import run_generator
@@ -72,12 +73,20 @@ def _images(matrix: Matrix) -> Iterator[str]:
         for kind in _bases(target):
             plan = _expected(matrix, target, kind)
             cells = {cell.component.name: cell.status != "unsupported" for cell in plan.cells}
-            yes = "depends" if target.kind == "host" else "yes"
-            marks = ["-" if name not in cells else yes if cells[name] else "no" for name in matrix.components]
+            marks = [_mark(target, one, cells.get(name)) for name, one in matrix.components.items()]
             rows.append((f"`{target.name}`", kind, *marks))
     yield from _table(("image", "base", *(one.title for one in matrix.components.values())), rows)
-    yield "\nyes: built; no: cannot be built there, for the reason given below; -: not part of it;\n"
+    yield "\nA version: built; no: cannot be built there, for the reason given below; -: not part of it;\n"
     yield "depends: known once the machine was inspected.\n"
+
+
+def _mark(target: Target, component: Component, possible: bool | None) -> str:
+    """What a cell of the table says; `possible` is None where the component is no part of the target."""
+    if possible is None:
+        return "-"
+    if target.kind == "host":
+        return "depends"
+    return component.version if possible else "no"
 
 
 def _target(matrix: Matrix, target: Target) -> Iterator[str]:
@@ -88,6 +97,9 @@ def _target(matrix: Matrix, target: Target) -> Iterator[str]:
     if target.toolchain is not None:
         chain = target.toolchain
         yield f"Run-time tool chain: `{chain.lock}`, where the base has no nvcc >= {chain.minimum}.\n"
+    for kind in bases_of(target):
+        labels = " ".join(f"`{label}`" for label in runner_labels(target, kind))
+        yield f"Continuous integration, {kind}: {labels}, {room_gb(target, kind):.0f} GB.\n"
     if target.expect:
         kinds = _bases(target)
         plans = [_expected(matrix, target, kind) for kind in kinds]
