@@ -26,11 +26,10 @@ from build.call import show
 from build.clean import clean_images, our_images
 from build.containers import Engine
 from build.errors import EnvironmentCannot
+from build.matrix.load import load_matrix
 from build.setup import docker_engine
 
 IMAGES = ("cpu", "flagtree")
-ALL_IMAGES = (*IMAGES, "vllm", "flagos")
-"""With `--all-images`. A Docker test that names one of these belongs to it, and runs only where that image is built."""
 NEEDED_GB = {"cpu": 10.0}
 """Room for an image with its replica, its builder and BuildKit's copies; DEFAULT_GB where none is named."""
 DEFAULT_GB = 22.0
@@ -58,10 +57,16 @@ class Result:
     peak_gb: float = 0.0
 
 
+def every_image() -> tuple[str, ...]:
+    """The images of `--all-images`: those of the usual run, then the others of the matrix."""
+    named = [target.name for target in load_matrix().targets.values() if target.kind == "image"]
+    return (*IMAGES, *(name for name in named if name not in IMAGES))
+
+
 def stages(images: Sequence[str] = IMAGES, *, pull_back: bool = False) -> list[Stage]:
     """The run: unit tests; then for each image its build with gates, and the Docker tests that belong to it.
 
-    A Docker test belongs to the image of ALL_IMAGES whose name stands in the test's path or name, else to the first.
+    A Docker test belongs to the image of the matrix whose name stands in the test's path or name, else to the first.
     pull_back: each image is also pushed whole to a registry and compared with what comes back.
     """
     python = sys.executable
@@ -69,7 +74,7 @@ def stages(images: Sequence[str] = IMAGES, *, pull_back: bool = False) -> list[S
     verb = (python, "-P", "-m", "invoke", "--search-root", str(cache.REPOSITORY))
     plan = [Stage("unit tests", (*pytest, "-m", "not docker and not gpu and not multi_gpu"))]
     for index, image in enumerate(images):
-        others = " and ".join(f"not {other}" for other in ALL_IMAGES if other != image)
+        others = " and ".join(f"not {other}" for other in every_image() if other != image)
         selection = others if index == 0 else image
         plan.append(Stage(f"{image}: build and gates", (*verb, "build", "--image", image, "--base", "replica"), image))
         docker = (*pytest, "-m", "docker and not gpu and not multi_gpu", "-k")
@@ -92,7 +97,7 @@ def run(
     Args:
         arguments: pytest's own arguments; a string is taken apart as a shell would.
         keep: leave the images and BuildKit's cache that the stages add.
-        all_images: every image of ALL_IMAGES, not those of IMAGES only.
+        all_images: every image of the matrix, not those of IMAGES only.
         plan: the stages, `stages()` by default.
 
     Returns:
@@ -117,7 +122,7 @@ def run(
 
 
 def _wanted(all_images: bool) -> list[Stage]:
-    return stages(ALL_IMAGES, pull_back=True) if all_images else stages()
+    return stages(every_image(), pull_back=True) if all_images else stages()
 
 
 def _run_group(image: str, group: Sequence[Stage], results: list[Result], *, keep: bool) -> bool:
