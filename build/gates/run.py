@@ -260,7 +260,7 @@ def _base_listing(engine: Engine, base: str, place: Place, owner: str) -> bytes:
     launcher = ContainerLauncher(engine, base, user="0:0", owner=owner)
     argv = [place.python, launcher.path(ARCHIVE), "listing"]
     done = launcher.launch(argv, files={ARCHIVE: bundle()}, timeout=180)
-    data = done.stdout.strip().encode()
+    data = done.stdout.strip().rpartition("\n")[2].encode()  # after what the base's start-up may print
     if done.returncode == 0 and data:
         cache.atomic_write(kept, data)
     return data
