@@ -1,0 +1,6 @@
+/* A library that says it is NCCL; VERSION as ncclGetVersion tells it. */
+int ncclGetVersion(int *version)
+{
+    *version = VERSION;
+    return 0;
+}

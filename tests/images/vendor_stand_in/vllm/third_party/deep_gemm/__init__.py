@@ -1,0 +1,3 @@
+"""The vendor's own DeepGEMM."""
+
+__version__ = "2.0.0"
