@@ -115,7 +115,7 @@ def load_archive(engine: Engine, file: Path, *, anyway: bool = False) -> Archive
         raise _unfit(file, "it holds an image of somebody else's")
     skopeo = _skopeo()
     immutable = f"{REPOSITORY_NAME}:{content.tag}"
-    with _scratch() as scratch, told_space(scratch):
+    with _alone(file), _scratch() as scratch, told_space(scratch):
         _check_space({scratch: 3 * file.stat().st_size})
         given = scratch / "engine.tar"
         _translate(skopeo, scratch, f"oci-archive:{file}:{content.tag}", f"docker-archive:{given}")
@@ -284,9 +284,12 @@ def _scratch() -> Iterator[Path]:
 
 @contextmanager
 def _alone(file: Path) -> Iterator[None]:
-    """Nobody else on this machine writes this file; what a killed writer left beside it is removed."""
+    """Nobody else on this machine works on this file; what a killed writer left beside it is removed.
+
+    The lock is called as those of builds are: while one is held `clean` leaves unfinished files alone.
+    """
     name = hashlib.sha256(str(file.resolve()).encode()).hexdigest()[:16]
-    with cache.locked(f"archive-{name}", waiting_for=f"archive {file.name}"):
+    with cache.locked(f"image-archive-{name}", waiting_for=f"archive {file.name}"):
         for part in file.parent.glob(f".part-*-{file.name}"):
             print(f"removing {part.name}, which an interrupted run left", file=sys.stderr)
             part.unlink(missing_ok=True)
