@@ -48,7 +48,7 @@ def free_port() -> int:
 class RegistryProgram:
     """A registry with a configuration, a folder and a port of its own."""
 
-    def __init__(self, folder: Path, *, storage: Path | None = None, htpasswd: str = "") -> None:
+    def __init__(self, folder: Path, *, storage: Path | None = None, htpasswd: str = "", http: str = "") -> None:
         self.folder = folder
         self.storage = storage or folder / "storage"
         self.port = free_port()
@@ -59,7 +59,7 @@ class RegistryProgram:
             auth = f"auth:\n  htpasswd:\n    realm: test\n    path: {folder / 'htpasswd'}\n"
         (folder / "config.yml").write_text(
             f"version: 0.1\nlog:\n  level: info\nstorage:\n  filesystem:\n    rootdirectory: {self.storage}\n"
-            f"http:\n  addr: {self.host}\n{auth}"
+            f"http:\n  addr: {self.host}\n{http}{auth}"
         )
         self._process: subprocess.Popen[bytes] | None = None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -24,6 +25,8 @@ from build.containers import LABEL, Engine
 from build.errors import EnvironmentCannot, GateFailed, UsageError
 from build.manifest import document_sha256
 from build.matrix.load import load_matrix
+from build.matrix.model import Matrix
+from build.plan import Cell, TargetPlan
 from build.publish import registry as registry_module
 from build.publish.archive import load_archive, write_archive
 from build.publish.credentials import PASSWORD_FILE
@@ -32,6 +35,9 @@ from build.publish.location import IMAGES, Location
 from build.publish.push import Published, publish_image
 from build.publish.registry import Registry, RegistryCannot
 from build.publish.release import Release, find_release, release_of
+from build.publish.wheels import components_of, push_wheels
+from build.wheels.compile import compile_cells
+from build.wheels.wheelhouse import Wheelhouse
 from tests.publish_stand_ins import (
     HTPASSWD,
     PASSWORD,
@@ -43,6 +49,7 @@ from tests.publish_stand_ins import (
     running,
     tiny_image,
 )
+from tests.tiny_build import tiny
 
 pytestmark = pytest.mark.docker
 
@@ -315,7 +322,7 @@ def test_only_what_passed_its_gates_and_is_current_is_published(
     engine: Engine, capsys: pytest.CaptureFixture[str]
 ) -> None:
     matrix = load_matrix()
-    target = matrix.targets["cpu"].__class__(**{**vars(matrix.targets["cpu"]), "name": NAME})
+    target = dataclasses.replace(matrix.targets["cpu"], name=NAME)
     with pytest.raises(EnvironmentCannot, match="there is no image"):
         find_release(engine, matrix, target)
     document = {"image": NAME}
@@ -349,6 +356,27 @@ def _labelled(engine: Engine, image_id: str, key: str, manifest: str) -> str:
     raw.remove()
     engine.tag(changed.id, f"deepinfer:{NAME}")
     return str(changed.id)
+
+
+def test_a_build_takes_components_that_another_machine_pushed(
+    engine: Engine, registry: RegistryProgram, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = hashlib.sha256(b"pushed elsewhere").hexdigest()
+    wheel = tmp_path / "tiny-1.0-py3-none-any.whl"
+    wheel.write_bytes(b"compiled elsewhere")
+    Wheelhouse(cache.root() / "wheelhouse").put(key, wheel, {"cell": "cpu/tiny"})
+    where = Location.parse(f"{registry.host}/team")
+    assert push_wheels(components_of(where, engine), [key]) == {key: "pushed"}
+    monkeypatch.setenv("DEEPINFER_BUILD_CACHE", str(tmp_path / "another machine"))
+    component = tiny("tiny", tmp_path)
+    target = dataclasses.replace(load_matrix().targets["cpu"], components=("tiny",))
+    plan = TargetPlan(target, None, "replica", (Cell("cpu", component, "build", key),), image_key="")
+    (result,) = compile_cells(
+        engine, plan, matrix=Matrix({"tiny": component}, {"cpu": target}), wheels_from=where,
+        inspection=None, base_reference="",  # type: ignore[arg-type]  # nothing is compiled: nobody looks at them
+    )  # fmt: skip
+    assert result.status == "cached" and result.artefact is not None
+    assert result.artefact.read_bytes() == b"compiled elsewhere"
 
 
 def test_an_archive_holds_the_image_and_loads_where_nothing_is(engine: Engine, tmp_path: Path) -> None:
