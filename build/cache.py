@@ -11,10 +11,12 @@ Layout under DEEPINFER_BUILD_CACHE (default ~/.cache/deepinfer-build):
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import os
 import platform
+import re
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -23,6 +25,8 @@ from pathlib import Path
 from build.errors import EnvironmentCannot
 
 CACHEDIR_TAG = "Signature: 8a477f597d28d172789f06886806bc55\n# Cache of DeepInfer's build system; safe to delete.\n"
+_NOT_PASSED_ON = re.compile(r"""[\x00-\x1f\x7f$`"'\\:\ud800-\udfff]""")
+"""What compilers, ninja, ccache and lists of folders do not take in a path, or take for something else."""
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 
@@ -30,26 +34,34 @@ def location() -> Path:
     """Where the cache is, or would be: for readers, who make nothing."""
     given = os.environ.get("DEEPINFER_BUILD_CACHE") or "~/.cache/deepinfer-build"
     try:
-        return Path(given).expanduser().absolute()
+        path = Path(given).expanduser().absolute()
     except RuntimeError as problem:
         raise EnvironmentCannot(
             f"there is no home folder in which {given} could lie", next_step="set DEEPINFER_BUILD_CACHE to a folder"
         ) from problem
+    if wrong := _NOT_PASSED_ON.search(str(path)):
+        raise EnvironmentCannot(
+            f"the build cache cannot lie at {str(path)!r}: compilers do not take the character {wrong[0]!r} in a path",
+            next_step="set DEEPINFER_BUILD_CACHE to a folder with another name",
+        )
+    return path
 
 
 def root() -> Path:
     """The cache's folder, made (with its CACHEDIR.TAG) if it is missing."""
     path = location()
     tag = path / "CACHEDIR.TAG"
-    if not tag.exists():
-        try:
+    try:
+        if not tag.exists():
             path.mkdir(parents=True, exist_ok=True)
-            tag.write_text(CACHEDIR_TAG)
-        except OSError as problem:
-            raise EnvironmentCannot(
-                f"the build cache {path} cannot be written: {problem.strerror}",
-                next_step="set DEEPINFER_BUILD_CACHE to a folder that you can write",
-            ) from problem
+            atomic_write(tag, CACHEDIR_TAG)
+    except OSError as problem:
+        shown = f"{str(path)[:60]}…" if problem.errno == errno.ENAMETOOLONG else path
+        reason = "a file is in the way" if isinstance(problem, FileExistsError) else problem.strerror
+        raise EnvironmentCannot(
+            f"the build cache {shown} cannot be written: {reason}",
+            next_step="set DEEPINFER_BUILD_CACHE to a folder that you can write, on a disk with room",
+        ) from problem
     return path
 
 

@@ -17,7 +17,7 @@ from invoke.exceptions import Exit
 from requests.exceptions import RequestException
 
 from build.call import CallFailed
-from build.errors import BuildError, EnvironmentCannot, UsageError
+from build.errors import BuildError, EnvironmentCannot, UsageError, of_system
 
 _OF_SIGNAL = 128
 TROUBLE = (BuildError, CallFailed, DockerException, OSError)
@@ -85,10 +85,7 @@ def as_build_error(problem: BuildError | CallFailed | DockerException | OSError)
             cause="it was stopped meanwhile, its disk is full, or somebody removed what was being used",
             next_step="run the command again; `./run doctor` says whether the engine answers and has room",
         )
-    name = f" ({problem.filename})" if problem.filename else ""
-    return EnvironmentCannot(
-        f"{problem.strerror or problem}{name}", next_step="`./run doctor` says what this machine lacks"
-    )
+    return of_system(problem)
 
 
 def show_traceback() -> None:

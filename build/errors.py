@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 
@@ -69,3 +70,22 @@ class CellFailed(BuildError):
     """A component did not compile."""
 
     exit_code = 6
+
+
+def of_system(problem: OSError) -> EnvironmentCannot:
+    """What the operating system refused, with the file and what helps."""
+    what = str(problem.strerror or problem) + (f" ({problem.filename})" if problem.filename else "")
+    if problem.errno in (errno.ENOSPC, errno.EDQUOT):
+        return EnvironmentCannot(
+            what,
+            cause="the disk of the build cache, of the temporary folder or of .venv is full",
+            next_step="free space (`./run clean` tells what this project holds), or set DEEPINFER_BUILD_CACHE or "
+            "TMPDIR to a folder on a larger disk; a rerun does what is missing",
+        )
+    if problem.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+        return EnvironmentCannot(
+            what,
+            cause="the folder is read-only, or belongs to another user",
+            next_step="run as the user that it belongs to, or set DEEPINFER_BUILD_CACHE to a folder that you can write",
+        )
+    return EnvironmentCannot(what, next_step="`./run doctor` says what this machine lacks")

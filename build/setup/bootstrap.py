@@ -16,7 +16,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent.parent
 if str(REPOSITORY) not in sys.path:
     sys.path.insert(0, str(REPOSITORY))
 
-from build.errors import BuildError  # noqa: E402
+from build.errors import BuildError, of_system  # noqa: E402
 from build.setup.request import USAGE, Request, parse  # noqa: E402
 
 COMMAND_NOT_FOUND = 127
@@ -38,6 +38,10 @@ def main(argv: Sequence[str]) -> int:
     except BuildError as problem:
         print(problem, file=sys.stderr)
         return problem.exit_code
+    except OSError as problem:
+        told = of_system(problem)
+        print(told, file=sys.stderr)
+        return told.exit_code
     except KeyboardInterrupt:
         print("interrupted; the next start puts right what was left half done", file=sys.stderr)
         return 130

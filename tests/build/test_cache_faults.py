@@ -1,0 +1,90 @@
+"""Build caches at impossible places, on full and on read-only disks: told in plain words, and nothing half-written."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from build import cache
+from build.errors import EnvironmentCannot, of_system
+
+VERBS = (sys.executable, "-P", str(cache.REPOSITORY / "build" / "setup" / "program.py"), "--search-root")
+
+
+@pytest.mark.parametrize("name", ["a$HOME", "a\nb", "a\x7f", "a'b", 'a"b', "a`b", "a:b", "a\\b", "a\udcff"])
+def test_a_path_that_compilers_do_not_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv("DEEPINFER_BUILD_CACHE", str(tmp_path / name))
+    with pytest.raises(EnvironmentCannot, match="cannot lie at") as told:
+        cache.root()
+    str(told.value).encode()  # can be printed
+    assert "DEEPINFER_BUILD_CACHE" in told.value.next_step and list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["a b", "ünïcödé", "a,b", "a;b", "(a)", "a&b", "-a", "~a", "a*"])
+def test_odd_paths_that_are_fine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv("DEEPINFER_BUILD_CACHE", str(tmp_path / name))
+    assert cache.folder("downloads").parent == tmp_path / name
+    assert (tmp_path / name / "CACHEDIR.TAG").read_text() == cache.CACHEDIR_TAG
+
+
+def test_a_file_a_loop_and_a_name_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    for name in ("file", "file/below", "loop", "x" * 300):
+        monkeypatch.setenv("DEEPINFER_BUILD_CACHE", str(tmp_path / name))
+        with pytest.raises(EnvironmentCannot, match="cannot be written") as told:
+            cache.root()
+        assert len(told.value.what) < 300
+
+
+@pytest.fixture
+def full_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk with no room for a single block."""
+    if os.geteuid() != 0:
+        pytest.skip("a small disk can be mounted by root alone")
+    place = tmp_path / "full"
+    place.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", str(place)], check=True)
+    try:
+        (place / "filler").write_bytes(b"x" * 4096)
+        yield place
+    finally:
+        subprocess.run(["umount", str(place)], check=True)
+
+
+def test_a_full_disk_leaves_no_half_tag(full_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DEEPINFER_BUILD_CACHE", str(full_disk))
+    with pytest.raises(EnvironmentCannot, match="No space left") as told:
+        cache.root()
+    assert "a disk with room" in told.value.next_step
+    assert [path.name for path in full_disk.iterdir()] == ["filler"]
+    (full_disk / "filler").unlink()
+    assert (cache.root() / "CACHEDIR.TAG").read_text() == cache.CACHEDIR_TAG
+
+
+@pytest.mark.parametrize(
+    ("number", "help"),
+    [
+        (errno.ENOSPC, "free space"),
+        (errno.EDQUOT, "free space"),
+        (errno.EROFS, "can write"),
+        (errno.EIO, "./run doctor"),
+    ],
+)
+def test_what_the_system_refuses_is_told_with_what_helps(number: int, help: str) -> None:
+    told = of_system(OSError(number, os.strerror(number), "/some/file"))
+    assert told.exit_code == 4 and "/some/file" in told.what and help in told.next_step
+
+
+def test_a_verb_tells_what_the_system_refuses(full_disk: Path, tmp_path: Path) -> None:
+    environment = {**os.environ, "DEEPINFER_BUILD_CACHE": str(full_disk), "DOCKER_HOST": "unix:///nonexistent"}
+    done = subprocess.run(
+        [*VERBS, str(cache.REPOSITORY), "clean"], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 4 and done.stderr.startswith("error: ") and "Traceback" not in done.stderr
