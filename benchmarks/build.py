@@ -1,0 +1,239 @@
+"""How long builds take: nothing changed, only Python changed, everything cold, compiler caches warm.
+
+    ./run -- python benchmarks/build.py [--image flagtree] [--repeat 3]
+
+Needs the image's replica (`./run build --image flagtree` makes it) and its downloads; takes about ten minutes. It works
+on a copy of the checkout with a cache of its own, and its images have a name of their own: the user's are not touched.
+All figures are of one run, so that their ratios mean something on any machine. Prints a table and writes JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from build import cache  # noqa: E402
+from build.bases.inspect import expected, inspect_base  # noqa: E402
+from build.bases.replica import reference  # noqa: E402
+from build.clean import clean_images  # noqa: E402
+from build.containers import Engine  # noqa: E402
+from build.errors import BuildError, EnvironmentCannot  # noqa: E402
+from build.image.names import revision  # noqa: E402
+from build.matrix.load import load_matrix  # noqa: E402
+from build.matrix.model import Target  # noqa: E402
+
+COPIED = (
+    "run", "tasks.py", "build", "deepinfer", "images", "locks", "pyproject.toml", "setup.py", "README.md", "LICENSE",
+)  # fmt: skip
+LIMITS = {
+    "nothing changed": (3.0, "s"),
+    "only Python changed": (20.0, "s"),
+    "empty wheelhouse": (1.3, "x the compiles alone"),
+    "empty wheelhouse, ccache warm": (0.3, "x the compiles alone"),
+}
+
+
+class Bench:
+    """A copy of the checkout in which one image, called otherwise, stands on the replica of the real one."""
+
+    def __init__(self, target: Target, scratch: Path) -> None:
+        self.name = f"bench-{target.name}"
+        self.components = target.components
+        self.checkout = scratch / "checkout"
+        self.cache = scratch / "cache"
+        self.log = scratch / "builds.log"
+        _copy_checkout(self.checkout)
+        _write_matrix(target, self.name, self.checkout / "matrix.yaml")
+        self.cache.mkdir()
+        for shared in ("downloads", "triton"):
+            (self.cache / shared).symlink_to(cache.folder(shared))
+
+    def build(self, *words: str) -> float:
+        """Seconds of `./run build` for the image. Raises EnvironmentCannot when it fails."""
+        variables = {"DEEPINFER_PYTHON": sys.executable, "DEEPINFER_BUILD_CACHE": str(self.cache)}
+        argv = [str(self.checkout / "run"), "build", "--image", self.name, *words]
+        start = time.monotonic()
+        with self.log.open("ab") as log:
+            done = subprocess.run(
+                argv, env={**os.environ, **variables}, stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=False
+            )
+        seconds = time.monotonic() - start
+        if done.returncode != 0:
+            tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-25:])
+            raise EnvironmentCannot(f"a build of the benchmark ended with status {done.returncode}:\n{tail}")
+        return seconds
+
+    def forget(self, *folders: str) -> None:
+        """Empty these folders of the scratch cache."""
+        for folder in folders:
+            shutil.rmtree(self.cache / folder, ignore_errors=True)
+
+    def change_python(self, number: int) -> None:
+        """Make the engine's Python another one, so that its wheel and the image have to be made again."""
+        file = self.checkout / "deepinfer" / "__init__.py"
+        file.write_text(f"{file.read_text().rstrip()}\n# benchmark {number}\n")
+
+    def compile_seconds(self, component: str) -> float | None:
+        """What the wheelhouse's record says of the compile; None where the base does not support the component."""
+        for file in self.cache.glob("wheelhouse/*/meta.json"):
+            meta = json.loads(file.read_text())
+            if meta["cell"] == f"{self.name}/{component}":
+                return float(meta["seconds"])
+        return None
+
+
+def _copy_checkout(target: Path) -> None:
+    target.mkdir()
+    ignored = shutil.ignore_patterns("__pycache__", "*.so")
+    for name in COPIED:
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, target / name, ignore=ignored)
+        else:
+            shutil.copy2(ROOT / name, target / name)
+
+
+def _write_matrix(target: Target, name: str, path: Path) -> None:
+    """The matrix with one image: the replica of the real one counts as a vendor's image that is here."""
+    document = yaml.safe_load((ROOT / "matrix.yaml").read_text())
+    image = document["images"][target.name]
+    image |= {"vendor": reference(target), "vendor_gb": 1, "expect": expected(target, "replica")}
+    del image["replica"]
+    document["images"] = {name: image}
+    path.write_text(yaml.safe_dump(document, sort_keys=False))
+
+
+def measure(engine: Engine, bench: Bench, repeat: int) -> dict[str, list[float]]:
+    """Seconds of every sample, by what was measured."""
+    samples: dict[str, list[float]] = {}
+
+    def take(name: str, seconds: float | None) -> None:
+        if seconds is not None:
+            samples.setdefault(name, []).append(round(seconds, 2))
+            print(f"{name}: {seconds:.1f} s", file=sys.stderr, flush=True)
+
+    compiled = [name for name in bench.components if load_matrix().components[name].kind != "overlay"]
+    for component in compiled:
+        bench.forget("wheelhouse", "ccache")
+        bench.build("--component", component)  # the first one makes the builder, which is no compile
+        take(f"compile of {component} alone", bench.compile_seconds(component))
+    bench.forget("wheelhouse", "ccache", "parts", "inspections")
+    take("empty wheelhouse", bench.build())
+    for _ in range(max(repeat, 3)):
+        take("nothing changed", bench.build())
+    for number in range(repeat):
+        bench.change_python(number)
+        take("only Python changed", bench.build())
+    bench.forget("wheelhouse", "parts", "inspections")
+    _remove_finished(engine, bench)
+    take("empty wheelhouse, ccache warm", bench.build())
+    return samples
+
+
+def _remove_finished(engine: Engine, bench: Bench) -> None:
+    """Take the finished images away and leave the builder."""
+    for image in engine.client.images.list("deepinfer"):
+        for tag in image.tags:
+            if bench.name in tag:
+                engine.client.images.remove(tag)
+
+
+def summarise(samples: dict[str, list[float]]) -> list[dict[str, Any]]:
+    """A row for each figure: median seconds, the figure in its unit, its limit."""
+    medians = {name: statistics.median(values) for name, values in samples.items()}
+    alone = sum(seconds for name, seconds in medians.items() if name.endswith(" alone"))
+    rows: list[dict[str, Any]] = []
+    for name, seconds in {**medians, "the compiles alone, together": alone}.items():
+        limit, unit = LIMITS.get(name, (None, "s"))
+        figure = seconds if unit == "s" else seconds / alone
+        rows.append({
+            "name": name, "samples": samples.get(name, []), "seconds": round(seconds, 2), "figure": round(figure, 2),
+            "unit": unit, "limit": limit, "kept": None if limit is None else figure <= limit,
+        })  # fmt: skip
+    return rows
+
+
+def as_table(rows: Sequence[dict[str, Any]]) -> str:
+    """Markdown, for the terminal and for docs/measurements.md."""
+    lines = ["| what | seconds | samples | figure | limit |", "|---|---:|---:|---:|---:|"]
+    for row in rows:
+        figure = "" if row["limit"] is None else f"{row['figure']:.2f} {row['unit']}"
+        limit = "" if row["limit"] is None else f"{row['limit']:g}" + ("" if row["kept"] else " (missed)")
+        lines.append(f"| {row['name']} | {row['seconds']:.1f} | {max(len(row['samples']), 1)} | {figure} | {limit} |")
+    return "\n".join(lines)
+
+
+def machine_facts(engine: Engine) -> dict[str, Any]:
+    """What the figures depend on."""
+    models = [line.partition(":")[2].strip() for line in Path("/proc/cpuinfo").read_text().splitlines()
+              if line.startswith("model name")]  # fmt: skip
+    processors, memory = engine.capacity()
+    return {
+        "processor": models[0] if models else platform.machine(),
+        "processors": len(os.sched_getaffinity(0)),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "engine": {"version": engine.client.version()["Version"], "processors": processors,
+                   "memory_gib": round(memory, 1)},
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "load_before": os.getloadavg()[0],
+    }  # fmt: skip
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, print, write; returns the exit code. A missed limit is shown and is no failure."""
+    parser = argparse.ArgumentParser(description="Times of builds.")
+    parser.add_argument("--image", default="flagtree", help="whose replica to build on (default: flagtree)")
+    parser.add_argument("--repeat", type=int, default=3, help="samples of what is cheap (default: 3)")
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results", help="folder for the JSON")
+    args = parser.parse_args(argv)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was made is removed then too
+    try:
+        target = load_matrix().targets[args.image]
+        engine = Engine.connect()
+        if engine.image_id(reference(target)) is None:
+            raise EnvironmentCannot(
+                f"there is no {reference(target)} here", next_step=f"./run build --image {target.name} --base replica"
+            )
+        facts = {"machine": machine_facts(engine), "base": inspect_base(engine, reference(target)).facts()}
+        samples = _measured(engine, target, args.repeat)
+    except BuildError as problem:
+        print(problem, file=sys.stderr)
+        return problem.exit_code
+    rows = summarise(samples)
+    print(as_table(rows))
+    now = datetime.now(UTC)
+    document = {"date": now.isoformat(timespec="seconds"), "image": target.name, "revision": revision(ROOT), **facts,
+                "rows": rows}  # fmt: skip
+    cache.atomic_write(args.out / f"build-{now:%Y-%m-%d}.json", json.dumps(document, indent=1) + "\n")
+    return 0
+
+
+def _measured(engine: Engine, target: Target, repeat: int) -> dict[str, list[float]]:
+    with tempfile.TemporaryDirectory(prefix="deepinfer-bench-") as scratch:
+        bench = Bench(target, Path(scratch))
+        try:
+            return measure(engine, bench, repeat)
+        finally:
+            clean_images(engine, bench.name)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
