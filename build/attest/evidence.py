@@ -21,11 +21,16 @@ _KEY = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class Document:
-    """A file beside the manifest: what it should be (name, sum) and what it is; `content` is None if it is damaged."""
+    """A file beside the manifest: what it should be and what it is.
+
+    recorded, found: its sum; `found` is empty where it is missing.  form: its format, as the manifest says.
+    content: None if it is damaged.
+    """
 
     path: Path
     recorded: str
     found: str
+    form: str
     content: Mapping[str, Any] | None
 
 
@@ -72,25 +77,63 @@ def read_evidence(path: Path) -> Evidence:
     """The manifest in a file, and what lies beside it. Raises GateFailed where it is no manifest."""
     try:
         manifest = json.loads(path.read_text())
-        told = manifest.get(ATTESTATIONS, {})
-        beside = {what: _document(path.parent, told.get(what)) for what in ("sbom", "provenance")}
-        _ = manifest["image_id"], manifest["labels"], manifest["cells"], manifest["inspection"]["distributions"]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as problem:
+        problem = shape_problem(manifest)
+    except (OSError, ValueError) as damaged:
+        problem = str(damaged)
+    if problem:
         raise GateFailed(
-            f"{path} is no manifest: {problem!r}",
+            f"{path} is no manifest: {problem}",
             cause="it was edited or did not arrive whole",
             next_step="bring it again, or build the image anew",
-        ) from problem
+        )
+    told = manifest.get(ATTESTATIONS, {})
+    beside = {what: _document(path.parent, told.get(what)) for what in ("sbom", "provenance")}
     return Evidence(path, manifest, beside["sbom"], beside["provenance"])
+
+
+def shape_problem(manifest: Any) -> str:
+    """Which part that a check relies on is missing or of another kind; "" if none is."""
+    if not isinstance(manifest, dict):
+        return "it is no JSON object"
+    wanted: dict[str, type] = {
+        "image": str, "image_id": str, "image_key": str, "title": str, "created": str, "document_sha256": str,
+        "labels": dict, "document": dict, "base": dict, "inspection": dict, "image_inputs": dict, "cells": list,
+        "tags": list,
+    }  # fmt: skip
+    wrong = [name for name, kind in wanted.items() if not isinstance(manifest.get(name), kind)]
+    if wrong:
+        return f"{wrong[0]} is missing or of another kind"
+    if not manifest["tags"] or not all(isinstance(tag, str) for tag in manifest["tags"]):
+        return "tags is missing or of another kind"
+    for name, value in manifest["labels"].items():
+        if not isinstance(value, str):
+            return f"labels.{name} is of another kind"
+    distributions = manifest["inspection"].get("distributions")
+    if not isinstance(distributions, dict) or not isinstance(manifest["base"].get("image_id"), str):
+        return "inspection.distributions or base.image_id is missing or of another kind"
+    for index, cell in enumerate(manifest["cells"]):
+        if not isinstance(cell, dict) or not all(isinstance(cell.get(name), str) for name in ("cell", "key")):
+            return f"cells[{index}] is missing or of another kind"
+        made = cell.get("artefact")
+        if made is not None and not (isinstance(made, dict) and {"name", "sha256", "bytes"} <= made.keys()):
+            return f"cells[{cell['cell']}].artefact is of another kind"
+    told = manifest.get(ATTESTATIONS, {})
+    entries = told.values() if isinstance(told, dict) else [None]
+    if not all(isinstance(e, dict) and all(isinstance(e.get(k), str) for k in ("name", "sha256")) for e in entries):
+        return f"{ATTESTATIONS} is of another kind"
+    return ""
 
 
 def _document(folder: Path, told: Mapping[str, str] | None) -> Document | None:
     if told is None:
         return None
     path = folder / Path(told["name"]).name
+    found, content = "", None
     try:
-        return Document(path, told["sha256"], file_sha256(path), dict(json.loads(path.read_text())))
-    except FileNotFoundError:
-        return Document(path, told["sha256"], "", None)
-    except ValueError:
-        return Document(path, told["sha256"], file_sha256(path), None)
+        found = file_sha256(path)
+        content = json.loads(path.read_text())
+    except (OSError, ValueError):
+        pass  # what is missing or damaged has another sum than the recorded one, which is told
+    return Document(
+        path, told["sha256"], found, str(told.get("format")), content if isinstance(content, dict) else None
+    )

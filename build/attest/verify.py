@@ -20,10 +20,10 @@ from docker.errors import APIError
 from build.attest.artefacts import artefact_rows
 from build.attest.evidence import Document, Evidence, find_evidence
 from build.attest.facts import fact_sums, manifest_facts
-from build.attest.provenance import recorded_facts, recorded_layers
+from build.attest.provenance import PREDICATE, recorded_facts, recorded_layers
 from build.attest.record import subject_of
 from build.attest.rows import Report, Row, compared, settled
-from build.attest.sbom import files_of, package_refs, packages_of
+from build.attest.sbom import FORMAT, files_of, package_refs, packages_of
 from build.attest.signing import signature_row
 from build.containers import LABEL, Engine
 from build.errors import EnvironmentCannot
@@ -75,7 +75,7 @@ def manifest_rows(evidence: Evidence) -> list[Row]:
     try:
         statement = evidence.provenance.content if evidence.provenance is not None else None
         recorded = recorded_facts(statement) if statement is not None else {}
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, AttributeError):
         recorded = {}
     if recorded:
         sums = fact_sums(manifest)
@@ -90,12 +90,13 @@ def manifest_rows(evidence: Evidence) -> list[Row]:
 
 
 def _beside(what: str, document: Document | None) -> list[Row]:
+    """A file beside the manifest against what the manifest says of it."""
     if document is None:
         return [Row("manifest", f"manifest attestations.{what}", "differs", "the name and sum of a file", "")]
-    fact = f"{what} {document.path.name}"
-    return compared(
-        "manifest", fact, f"sha256 {document.recorded}", f"sha256 {document.found}" if document.found else ""
-    )
+    form = {"sbom": FORMAT, "provenance": PREDICATE}[what]
+    wrong = compared("manifest", f"manifest attestations.{what}.format", form, document.form)
+    found = f"sha256 {document.found}" if document.found else ""
+    return wrong + compared("manifest", f"{what} {document.path.name}", f"sha256 {document.recorded}", found)
 
 
 def _keys(manifest: Mapping[str, Any]) -> Iterator[Row]:
@@ -111,7 +112,7 @@ def _keys(manifest: Mapping[str, Any]) -> Iterator[Row]:
         yield from compared("manifest", "manifest image_key, of image_inputs", image, _sum(manifest["image_inputs"]))
         whole = document_sha256(manifest["document"])
         yield from compared("manifest", "manifest document_sha256", manifest["document_sha256"], whole)
-    except (KeyError, TypeError, AttributeError) as problem:
+    except (KeyError, TypeError, ValueError, AttributeError) as problem:
         yield Row("manifest", "manifest", "differs", "", "", f"it lacks a part: {problem!r}")
 
 
@@ -136,7 +137,7 @@ def layer_rows(engine: Engine, evidence: Evidence, image_id: str) -> list[Row]:
     try:
         statement = evidence.provenance.content if evidence.provenance is not None else None
         layers = recorded_layers(statement) if statement is not None else None
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, AttributeError):
         layers = None
     if layers is None:
         return [Row("image", "layers", "not checked", note="there is no provenance that names them")]
