@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -39,7 +38,8 @@ def examine(name: str, timeout_s: float) -> dict[str, Any]:
     """
     reader, writer = os.pipe()
     command = [sys.executable, "-P", "-c", _BOOT, str(PACKAGE / "__init__.py"), name, str(writer)]
-    with tempfile.TemporaryFile() as said, os.fdopen(reader) as pipe:
+    # In memory: a report has to come from a container with nothing that can be written, too.
+    with os.fdopen(os.memfd_create("deepinfer-env"), "w+b") as said, os.fdopen(reader) as pipe:
         try:
             child = subprocess.Popen(
                 command, pass_fds=[writer], stdin=subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True

@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from deepinfer.errors import DeepInferError
 from deepinfer.probe.report import CheckResult, Compiled, Ran, Report
 
 CHECK_NAMES = (
@@ -68,7 +69,7 @@ def run_probe(triton_folder: str = "", *, compile_only: bool = False, timeout: f
         compile_only: run nothing, even where a Hopper GPU is.
         timeout: seconds for all seven checks; a child that takes longer is killed and reported.
     """
-    with tempfile.TemporaryDirectory(prefix="deepinfer-probe-") as scratch:
+    with _scratch() as scratch:
         events, cache, errors = Path(scratch, "events"), Path(scratch, "cache"), Path(scratch, "stderr")
         argv = [sys.executable, "-c", _CHILD, triton_folder, str(_PACKAGE_PARENT), str(events), str(cache)]
         argv.append("1" if compile_only else "0")
@@ -82,6 +83,18 @@ def run_probe(triton_folder: str = "", *, compile_only: bool = False, timeout: f
         if report.error:
             _show_tail(errors)
         return report
+
+
+def _scratch() -> tempfile.TemporaryDirectory[str]:
+    """A temporary folder, without which Triton compiles nothing. Raises DeepInferError."""
+    try:
+        return tempfile.TemporaryDirectory(prefix="deepinfer-probe-")
+    except OSError as problem:
+        raise DeepInferError(
+            f"Triton needs a temporary folder to compile in: {problem.strerror or problem}",
+            cause="the file system is read-only or full",
+            next_step="give it one: `docker run --tmpfs /tmp`, or set TMPDIR to a folder that can be written",
+        ) from problem
 
 
 def _ending(status: int) -> str:

@@ -108,3 +108,13 @@ def test_a_reader_that_goes_away_is_no_error(run_python: Run) -> None:
         "child.stdout.close(); print(child.stderr.read().decode(), child.wait())"
     )
     assert run_python("-c", code).stdout == " 0\n"
+
+
+@pytest.mark.parametrize(("verb", "code"), [("env", 0), ("probe", 4)])
+def test_without_a_temporary_folder(run_python: Run, verb: str, code: int) -> None:
+    # As in a container that was started with --read-only: nothing under /tmp can be made.
+    start = "import sys, tempfile; tempfile.tempdir = '/nonexistent'; from deepinfer import cli"
+    done = run_python("-c", f"{start}; sys.exit(cli.main(['{verb}']))")
+    assert done.returncode == code and "Traceback" not in done.stderr, done.stderr
+    if code:
+        assert "temporary folder" in done.stderr and "--tmpfs /tmp" in done.stderr
