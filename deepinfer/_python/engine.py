@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import operator
 import threading
 from collections import Counter, deque
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Final, SupportsIndex
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Final, NoReturn, SupportsIndex
 
 if TYPE_CHECKING:
     import numpy as np
@@ -85,7 +86,7 @@ class BlockManager:
     def pin_blocks(self, block_ids: Iterable[SupportsIndex]) -> None:
         """Add a reference to each block in use, once for every time it is listed. Takes the lock."""
         ids = [_as_integer(block, "a block id") for block in block_ids]
-        with self, self._state:
+        with self._locked(), self._state:
             for block, added in Counter(ids).items():
                 self._check_used(block, 1)
                 if self._references[block] + added > _MAX_INT32:
@@ -98,7 +99,7 @@ class BlockManager:
         Takes the lock.
         """
         ids = [_as_integer(block, "a block id") for block in block_ids]
-        with self, self._state:
+        with self._locked(), self._state:
             dropped: Counter[int] = Counter()
             for block in ids:
                 dropped[block] += 1
@@ -111,7 +112,7 @@ class BlockManager:
 
     def reset(self) -> None:
         """Restore the initial order 1, 2, ...; legal only while every block is free. Takes the lock."""
-        with self, self._state:
+        with self._locked(), self._state:
             used = self._num_blocks - 1 - len(self._free)
             if used:
                 raise RuntimeError(f"cannot reset: {used} blocks are in use")
@@ -142,11 +143,16 @@ class BlockManager:
             self._owner = None
             self._lock_changed.notify()
 
-    def __enter__(self) -> None:
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
         self.lock()
+        try:
+            yield
+        finally:
+            self.unlock()
 
-    def __exit__(self, *_: object) -> None:
-        self.unlock()
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("cannot copy or pickle a BlockManager: two would hand out the same blocks")
 
     def _can_allocate(self, count: int) -> Allocation:
         if count >= self._num_blocks:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
+import pickle
 import random
 import threading
 from collections.abc import Callable
@@ -10,6 +12,8 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+
+from deepinfer._python.engine import BlockManager as Twin
 
 
 @pytest.fixture
@@ -269,3 +273,20 @@ def test_allocation_without_the_lock_corrupts_nothing(make: Callable[..., Any]) 
     for thread in threads:
         thread.join(60)
     assert sorted(block for mine in taken for block in mine) == list(range(1, 1001))
+
+
+def test_both_have_the_same_interface(native_c: ModuleType) -> None:
+    """What only one of them can do breaks whoever gets the other."""
+    compiled, twin = native_c.engine.BlockManager, Twin
+    protocols = {"__enter__", "__exit__", "__len__", "__iter__", "__contains__", "__getitem__", "__call__"}
+
+    def offered(kind: type) -> set[str]:
+        return {name for name in dir(kind) if not name.startswith("_") or name in protocols}
+
+    assert offered(compiled) == offered(twin)
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_there_is_no_second_one(make: Callable[..., Any], duplicate: Callable[[Any], object]) -> None:
+    with pytest.raises(TypeError, match="pickle"):
+        duplicate(make(4))
