@@ -132,10 +132,17 @@ def _answer(stdout: str, stderr: str, status: int, reference: str) -> dict[str, 
             tail = f"it was killed after {LIMIT:.0f} s"
         raise EnvironmentCannot(
             f"the inspection of {reference} gave no answer (status {status}):\n{tail}",
-            cause="too little memory, or a Python that cannot start",
+            cause=_likely(stderr, status),
             next_step="run its Python by hand; DEEPINFER_DEBUG=1 shows more",
         ) from problem
     return dict(facts)
+
+
+def _likely(stderr: str, status: int) -> str:
+    """Why an inspection gave no answer, as far as its end tells; nothing is guessed beside a traceback."""
+    if status in (-9, 137):
+        return "it was killed, as the kernel does when memory runs out"
+    return "" if "Traceback" in stderr or status == 124 else "a Python that cannot start"
 
 
 def _configured(image: str, config: Mapping[str, Any]) -> dict[str, Any]:

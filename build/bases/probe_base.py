@@ -118,7 +118,16 @@ def homes() -> list[Path]:
     except OSError:
         users = []
     found |= {Path(line.split(":")[5]) for line in users if line.count(":") >= 6}
-    return sorted(home for home in found if home != Path("/") and home.is_absolute() and home.is_dir())
+    # os.path answers False where this user may not look, and Path.is_dir raises there.
+    return sorted(home for home in found if home != Path("/") and home.is_absolute() and os.path.isdir(home))  # noqa: PTH112
+
+
+def globbed(folder: Path, pattern: str) -> list[Path]:
+    """What matches below a folder, sorted; nothing where this user may not look."""
+    try:
+        return sorted(folder.glob(pattern))
+    except OSError:
+        return []
 
 
 def loader_cache() -> list[tuple[str, str]]:
@@ -136,7 +145,7 @@ def library_folders(sites: list[Path]) -> list[Path]:
     folders += [folder / part for folder in toolkits for part in ("lib64", "targets/x86_64-linux/lib")]
     folders += [Path("/usr/lib/x86_64-linux-gnu"), Path("/usr/lib64"), Path("/usr/local/lib")]
     for home in homes():
-        folders += sorted((home / ".triton").glob("**/lib"))
+        folders += globbed(home / ".triton", "**/lib")
     return folders
 
 
@@ -144,8 +153,8 @@ def search(name: str, cached: list[tuple[str, str]], sites: list[Path]) -> list[
     """Every real file called name*, each once."""
     candidates = [Path(path) for soname, path in cached if soname.startswith(name)]
     for folder in library_folders(sites):
-        candidates += folder.glob(name + "*")
-    return sorted({str(path.resolve()) for path in candidates if path.is_file()})
+        candidates += globbed(folder, name + "*")
+    return sorted({str(path.resolve()) for path in candidates if os.path.isfile(path)})  # noqa: PTH113
 
 
 def library(path: str, brought: dict[str, tuple[str, str]]) -> dict[str, Any]:

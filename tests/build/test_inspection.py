@@ -143,6 +143,17 @@ def test_a_program_that_gives_no_answer_is_an_error(tmp_path: Path, text: str) -
     assert "gave no answer" in caught.value.what
     assert "starting up" in caught.value.what
     assert caught.value.next_step
+    assert ("memory" in caught.value.cause) == ("kill" in text)
+
+
+def test_beside_a_traceback_no_cause_is_guessed(tmp_path: Path) -> None:
+    broken = tmp_path / "python3"
+    broken.write_text(f"#!/bin/sh\nexec {sys.executable} -c 'raise PermissionError(13, \"no\")'\n")
+    broken.chmod(0o755)
+    with pytest.raises(EnvironmentCannot) as caught:
+        inspect_host(broken)
+    assert "PermissionError" in caught.value.what
+    assert not caught.value.cause
 
 
 def probe(tmp_path: Path, modules: dict[str, str], **environment: str) -> dict[str, Any]:
@@ -201,6 +212,13 @@ def test_the_cuda_runtime_that_triton_keeps_in_a_home_is_found(tmp_path: Path) -
     assert {"path": str(tmp_path / "more/libnccl.so.2"), "soname": "libnccl.so.2", "version": None, "size": 1} in facts[
         "nccl"
     ]
+
+
+def test_a_folder_that_cannot_be_looked_into_is_passed_over(tmp_path: Path) -> None:
+    # As for a folder of another user, the system answers with an error, to root too: the name is too long.
+    unheard = "/" + "x" * 300
+    facts = probe(tmp_path, {}, LD_LIBRARY_PATH=unheard, HOME=unheard)
+    assert not [entry for entry in facts["nccl"] if unheard in entry["path"]]
 
 
 def test_a_tool_kit_is_found_with_and_without_its_compiler(tmp_path: Path) -> None:
