@@ -12,6 +12,7 @@ from build.image.toolchain import ToolchainChoice
 from build.inspection import Inspection
 from build.plan import TargetPlan
 from build.wheels.results import CellResult
+from build.wheels.wheelhouse import file_sha256
 
 SCHEMA = 1
 
@@ -36,7 +37,11 @@ def declared_changes(
 
 
 def component_facts(plan: TargetPlan, results: Sequence[CellResult]) -> dict[str, dict[str, Any]]:
-    """Every component by name: title, version, module, status (installed, unsupported), reason, key, licence."""
+    """Every component by name: title, version, module, status (installed, unsupported), reason, key, licence.
+
+    `artefact`: sha256 of what was installed, for two compiles of one key need not give the same bytes; null where
+    there is none, as for a library that is put in the place of this machine's.
+    """
     status = {result.cell.name: result for result in results}
     components = {}
     for cell in plan.cells:
@@ -49,6 +54,7 @@ def component_facts(plan: TargetPlan, results: Sequence[CellResult]) -> dict[str
             "status": "installed" if there else "unsupported",
             "reason": (result.reason if result is not None else "") or cell.reason,
             "key": cell.key,
+            "artefact": file_sha256(result.artefact) if result is not None and result.artefact is not None else None,
             "licence": cell.component.licence,
         }
     return components

@@ -231,7 +231,7 @@ def test_files_from_elsewhere_or_with_other_bytes_are_not_ours() -> None:
     judge_ours(verdicts, PLACE, lines, hashes, expected)
     assert verdicts.results[0].detail.splitlines()[:-1] == [
         f"import deep_gemm loads /usr/lib/p/deep_gemm/__init__.py, not a file below {OURS}/deep_gemm",
-        f"{OURS}/deep_ep/a.cuh has sha256 aaaaaaaaaaaa, the artefact in the wheelhouse ffffffffffff",
+        f"{OURS}/deep_ep/a.cuh has sha256 aaaaaaaaaaaa, its artefact ffffffffffff",
         f"{OURS}/deep_ep/c.cuh of the artefact is not there, or cannot be read",
     ]
 
@@ -247,6 +247,26 @@ def test_an_image_is_judged_by_the_artefacts_that_it_records(tmp_path: Path, mon
     wanted = {"deep_gemm": {"deep_gemm/__init__.py": hashlib.sha256(b"x = 1\n").hexdigest()}}
     assert expected_files(_plan(), document) == wanted
     assert expected_files(_plan(), "") == expected_files(_plan(), "[]") == expected_files(_plan(), "{") == {}
+
+
+def test_another_compile_of_the_same_key_says_nothing_of_an_image(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DEEPINFER_BUILD_CACHE", str(tmp_path / "cache"))
+    house = Wheelhouse(tmp_path / "cache" / "wheelhouse")
+    extension = Component("_C", "_C", "extension", "1", Source(path="."), module="deepinfer._C")
+    plan = TargetPlan(
+        Target("x", "x", "image", ("_C",)), _inspection(), "replica", (Cell("x", extension, "build"),), ""
+    )
+    other = tmp_path / "_C.so"
+    other.write_bytes(b"compiled elsewhere")
+    house.put("e" * 64, other, {})
+    recorded = hashlib.sha256(b"compiled here").hexdigest()
+    document = json.dumps({"components": {"_C": {"key": "e" * 64, "artefact": recorded}}})
+    assert expected_files(plan, document) == {"deepinfer._C": {"deepinfer/_C.so": recorded}}
+    # Of a wheel the record knows the whole only: its files are then judged by their place.
+    wheel = json.dumps({"components": {"deep_gemm": {"key": "e" * 64, "artefact": recorded}}})
+    assert expected_files(_plan(), wheel) == {}
 
 
 def _neighbours(*modules: dict[str, str], **origins: str) -> Ending:

@@ -97,7 +97,7 @@ def judge_ours(
     """Imports load files of ours, and every file of a component has the bytes of its artefact.
 
     hashes: sha256 by path, of our packages' files.
-    artefacts: module -> {path below the package's parent folder: sha256} of the wheelhouse's artefact.
+    artefacts: module -> {path below the package's parent folder: sha256} of what it was made of.
     """
     rows: list[Row] = []
     for line in lines:
@@ -116,7 +116,7 @@ def judge_ours(
         wrong = [_other_bytes(f"{parent}/{name}", expected, hashes) for name, expected in files.items()]
         rows += [Row(False, text, module) for text in wrong if text]
         if not any(wrong):
-            rows.append(Row(True, f"{module}: {len(files)} files as in the wheelhouse"))
+            rows.append(Row(True, f"{module}: {len(files)} file{'s' * (len(files) != 1)} as compiled"))
     verdicts.add("ours", rows)
 
 
@@ -126,7 +126,7 @@ def _other_bytes(path: str, expected: str, hashes: Mapping[str, str]) -> str:
         return f"{path} of the artefact is not there, or cannot be read"
     if found == expected:
         return ""
-    return f"{path} has sha256 {found[:12]}, the artefact in the wheelhouse {expected[:12]}"
+    return f"{path} has sha256 {found[:12]}, its artefact {expected[:12]}"
 
 
 def judge_library_path(
