@@ -277,7 +277,10 @@ def on_the_way(path: Path, seen: set[Path]) -> None:
 
 
 def closed_to_users(trees: list[Path], files: list[Path]) -> dict[str, Any]:
-    """What of `trees` and `files` others than their owner cannot reach or read, by the modes: see the Inspection."""
+    """What of `trees` and `files` others than their owner cannot reach or read, by the modes: see the Inspection.
+
+    The group's bits count as well: a user without a name may be of root's group, as clusters and `--user 12345` do it.
+    """
     way: set[Path] = set()
     private: dict[str, int] = {}
 
@@ -291,16 +294,16 @@ def closed_to_users(trees: list[Path], files: list[Path]) -> dict[str, Any]:
 
     for path in files:
         on_the_way(path, way)
-        look(path, 0o4)
+        look(path, 0o44)
     for tree in trees:
         on_the_way(tree, way)
-        look(tree, 0o5)
+        look(tree, 0o55)
         for folder, below, names in os.walk(tree):
             for name in below:
-                look(Path(folder, name), 0o5)
+                look(Path(folder, name), 0o55)
             for name in names:
-                look(Path(folder, name), 0o4)
-    closed = sorted(str(folder) for folder in way if folder.stat().st_mode & 0o1 == 0)
+                look(Path(folder, name), 0o44)
+    closed = sorted(str(folder) for folder in way if folder.stat().st_mode & 0o11 != 0o11)
     return {
         "closed": [folder for folder in closed if folder not in private],
         "unreadable": sorted(private)[:KEPT],

@@ -76,13 +76,13 @@ def add_user(root: Path = Path("/")) -> None:
 
 def open_to_users(ways: dict[str, list[str]]) -> None:
     """Let everybody pass the folders of "pass" and read what "read" names: the base's Python must work for them."""
-    for way, bits in (("pass", 0o001), ("read", 0o004)):
+    for way, bits in (("pass", 0o011), ("read", 0o044)):
         for name in ways.get(way, []):
             path = Path(name)
             if not path.exists():
                 fail(f"{path} is not in the base any more; inspect it again")
             mode = path.stat().st_mode & 0o7777
-            runs = 0o001 if way == "read" and (path.is_dir() or mode & 0o100) else 0
+            runs = 0o011 if way == "read" and (path.is_dir() or mode & 0o100) else 0
             path.chmod(mode | bits | runs)
 
 
