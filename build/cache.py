@@ -23,10 +23,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from build.errors import EnvironmentCannot
+from build.heartbeat import heartbeat
 
 CACHEDIR_TAG = "Signature: 8a477f597d28d172789f06886806bc55\n# Cache of DeepInfer's build system; safe to delete.\n"
 _NOT_PASSED_ON = re.compile(r"""[\x00-\x1f\x7f$`"'\\:\ud800-\udfff]""")
 """What compilers, ninja, ccache and lists of folders do not take in a path, or take for something else."""
+_WAIT_SECONDS = 60.0
+"""How often a wait for another build is told again."""
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 
@@ -118,7 +121,8 @@ def locked(name: str, *, waiting_for: str = "") -> Iterator[None]:
     """Hold the cache's lock `name` (an advisory flock, freed by the kernel when the holder dies).
 
     Args:
-        waiting_for: printed on stderr, with the holder's process id, when the lock is taken: "build of flagtree".
+        waiting_for: printed on stderr, with the holder's process id, when the lock is taken, and every minute again:
+            "build of flagtree".
     """
     path = folder("locks") / f"{name}.lock"
     with path.open("a+") as handle:
@@ -127,8 +131,10 @@ def locked(name: str, *, waiting_for: str = "") -> Iterator[None]:
         except BlockingIOError:
             handle.seek(0)
             holder = handle.read().strip() or "unknown"
-            print(f"waiting for another {waiting_for or name} (process {holder})", file=sys.stderr, flush=True)
-            fcntl.flock(handle, fcntl.LOCK_EX)
+            text = f"waiting for another {waiting_for or name} (process {holder})"
+            print(text, file=sys.stderr, flush=True)
+            with heartbeat(text, every=_WAIT_SECONDS):
+                fcntl.flock(handle, fcntl.LOCK_EX)
         handle.seek(0)
         handle.truncate()
         handle.write(f"{os.getpid()}\n")

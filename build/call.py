@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -11,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from build.errors import EnvironmentCannot
+from build.heartbeat import heartbeat, shortened
 
 
 class CallFailed(Exception):
@@ -29,9 +31,23 @@ class CallFailed(Exception):
         return "\n".join(self.output.strip().splitlines()[-12:])
 
 
-def show(argv: Sequence[str]) -> None:
-    """Print a command as one would type it, on stderr: stdout belongs to results."""
-    print(f"+ {shlex.join(argv)}", file=sys.stderr, flush=True)
+def show(argv: Sequence[str], *, log: Path | None = None) -> None:
+    """Print a command as one would type it, on stderr: stdout belongs to results.
+
+    Args:
+        log: the file that has the whole command; then a long one is cut, and the file is named.
+    """
+    text = shlex.join(argv)
+    if log is not None and shortened(text) != text:
+        text = f"{shortened(text)} (log: {log})"
+    print(f"+ {text}", file=sys.stderr, flush=True)
+
+
+def _name(words: Sequence[str]) -> str:
+    """What a command is called in a sentence: `docker build`, `pip download`."""
+    rest = list(words[2:]) if words[1:2] == ["-m"] else [Path(words[0]).name, *words[1:]]
+    named = len(rest) > 1 and re.fullmatch(r"[a-z][a-z-]*", rest[1])
+    return " ".join(rest[:2] if named else rest[:1])
 
 
 def call(
@@ -44,7 +60,7 @@ def call(
     quiet: bool = False,
     check: bool = True,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program and return its status with stdout and stderr.
+    """Run a program and return its status with stdout and stderr; one that takes long says so every 15 s on stderr.
 
     Args:
         argv: the program and its arguments; never a shell string.
@@ -64,15 +80,17 @@ def call(
             f"the program {words[0]!r} is not installed", next_step="run `./run doctor`, which says how to install it"
         )
     if not quiet:
-        show(words)
+        show(words, log=log)
     merged = {**os.environ, **(env or {})}
     try:
         if log is not None:
-            done = _call_logged(words, cwd, merged, log, stdin, timeout)
+            with heartbeat(_name(words), log=log):
+                done = _call_logged(words, cwd, merged, log, stdin, timeout)
         else:
-            raw = subprocess.run(
-                words, cwd=cwd, env=merged, input=stdin, capture_output=True, timeout=timeout, check=False
-            )
+            with heartbeat(_name(words)):
+                raw = subprocess.run(
+                    words, cwd=cwd, env=merged, input=stdin, capture_output=True, timeout=timeout, check=False
+                )
             done = subprocess.CompletedProcess(
                 words, raw.returncode, raw.stdout.decode(errors="replace"), raw.stderr.decode(errors="replace")
             )

@@ -19,7 +19,7 @@ class Place:
     python: the interpreter.  root: the folder of ours.  site: where deep_gemm and deep_ep are (inside `root`).
     engine: folder of the package `deepinfer`.  command: the argument list of `deepinfer`.
     nccl: the library that torch loads, None without.  cache: a folder that any user can write, None on the host.
-    document: image.json, None on the host.
+    document: image.json.
     cuda_homes: where nvcc is looked for, in this order.
     """
 

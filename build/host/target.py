@@ -199,6 +199,7 @@ def _gates(plan: TargetPlan, inspection: Inspection, prefix: Path) -> list[GateR
         engine=str(prefix / "site" / "deepinfer"),
         command=(str(prefix / "bin" / "deepinfer"),),
         nccl=inspection.nccl_loaded,
+        document=str(prefix / "image.json"),
         cuda_homes=(inspection.cuda_home,) if inspection.cuda_home else (),
     )
     with local_launcher() as launcher:

@@ -11,8 +11,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-QUIET_SECONDS = 15.0
-"""How often a compile that goes on says so where there is no terminal."""
+from build.heartbeat import QUIET_SECONDS, activity, last_line
 
 
 class Progress:
@@ -52,27 +51,18 @@ class Progress:
         if self.console.is_terminal:
             table = Table.grid(padding=(0, 2))
             for name, (since, log) in self.running.items():
-                table.add_row(name, f"{now - since:.0f} s", last_line(log)[: max(20, self.console.width - 40)])
+                table.add_row(
+                    name, f"{now - since:.0f} s", activity(last_line(log))[: max(20, self.console.width - 40)]
+                )
             self.live.update(table)
             return
         for name, (since, log) in self.running.items():
             if now - self.spoken[name] >= QUIET_SECONDS:
                 self.spoken[name] = now
-                self._say(f"{name}: {now - since:.0f} s, {last_line(log)[:120]}")
+                self._say(f"{name}: {now - since:.0f} s, {activity(last_line(log))}")
 
     def _say(self, text: str) -> None:
         if self.console.is_terminal:
             self.console.print(text, markup=False, highlight=False)
         else:
             print(text, file=sys.stderr, flush=True)
-
-
-def last_line(log: Path) -> str:
-    """The last whole line of a log that is being written; empty if there is none."""
-    try:
-        with log.open("rb") as data:
-            data.seek(max(0, log.stat().st_size - 4096))
-            lines = data.read().decode(errors="replace").replace("\r", "\n").splitlines()
-    except OSError:
-        return ""
-    return next((line.strip() for line in reversed(lines) if line.strip()), "")

@@ -88,6 +88,14 @@ def test_a_fault_is_counted_by_the_first_gate_that_names_it() -> None:
     assert "a.so: undefined f" in text
 
 
+def test_nothing_is_told_twice() -> None:
+    verdicts = Verdicts()
+    verdicts.add("symbols", [Row(True, "deepinfer._C (246)"), Row(True, "deepinfer._C (246)")])
+    judge_imports(verdicts, {"a": Ending(0)}, Ending(0), {"b": "needs gcc >= 13", "c": "needs gcc >= 13"})
+    assert verdicts.results[0].detail == "deepinfer._C (246)"
+    assert "b, c: unsupported" in verdicts.results[1].detail and "gcc" not in verdicts.results[1].detail
+
+
 def test_a_long_list_of_faults_is_cut_and_counted() -> None:
     verdicts = Verdicts()
     verdicts.add("readable", [Row(False, f"file {number}") for number in range(40)])
@@ -481,7 +489,7 @@ def test_added_files_by_name(path: str, what: str) -> None:
     verdicts = Verdicts()
     judge_layers(verdicts, {"added": [path]}, history=["COPY x"], environment={}, labels={}, hidden={}, seconds=1.0)
     assert verdicts.results[0].ok is (what == "")
-    assert (f"{path}: {what}" if what else "1 files in 1 steps") in verdicts.results[0].detail
+    assert (f"{path}: {what}" if what else "1 file in 1 step:") in verdicts.results[0].detail
 
 
 def test_history_environment_and_labels_are_searched(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -100,4 +100,5 @@ def judge_layers(
 def _summary(added: Sequence[str], layers: int) -> str:
     tops = Counter("/".join(PurePosixPath(path).parts[:4]).replace("//", "/") for path in added)
     largest = ", ".join(f"{top} ({count})" for top, count in tops.most_common(4))
-    return f"{len(added)} files in {layers} steps: {largest or 'nothing'}"
+    files, steps = (f"{count} {what}{'s' * (count != 1)}" for count, what in ((len(added), "file"), (layers, "step")))
+    return f"{files} in {steps}: {largest or 'nothing'}"

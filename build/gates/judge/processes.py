@@ -65,7 +65,8 @@ def judge_imports(
         else:
             rows.append(Row(False, f"import {module}: {ending.problem()}", module))
     rows += _together(alone, together)
-    rows += [Row(None, f"{module}: {reason}") for module, reason in absent.items()]
+    if absent:  # the reasons are told where it was decided, and by `deepinfer env`
+        rows.append(Row(None, f"{', '.join(absent)}: unsupported, see `deepinfer env`"))
     verdicts.add("imports", rows, seconds=sum(ending.seconds for ending in alone.values()))
 
 

@@ -99,7 +99,7 @@ class Verdicts:
         skipped = [row.text for row in rows if row.ok is None]
         skipped += [f"{row.subject} already fails {self.blamed[row.subject]}" for row in caused]
         skipped = list(dict.fromkeys(skipped))
-        passed = [row.text for row in rows if row.ok]
+        passed = list(dict.fromkeys(row.text for row in rows if row.ok))
         if failed:
             for row in failed:
                 if row.subject:
