@@ -23,7 +23,7 @@ def _finish(code: int) -> None:
         raise Exit(code=code)
 
 
-@task(help={"image": IMAGE, "component": COMPONENT, "base": BASE, "json": JSON})
+@task(auto_shortflags=False, help={"image": IMAGE, "component": COMPONENT, "base": BASE, "json": JSON})
 def plan(c: Context, image: str = "*", component: str = "*", base: str = "auto", json: bool = False) -> None:
     """Show what a build would do, and change nothing; needs neither Docker nor a base.
 
@@ -36,6 +36,7 @@ def plan(c: Context, image: str = "*", component: str = "*", base: str = "auto",
 
 
 @task(
+    auto_shortflags=False,
     help={
         "image": IMAGE,
         "component": COMPONENT + "; an image is only made of all of them",
@@ -49,7 +50,7 @@ def plan(c: Context, image: str = "*", component: str = "*", base: str = "auto",
         "prefix": "host: the folder to install into",
         "wheels-from": "HOST[:PORT]/PATH: take components that another machine compiled and pushed with "
         "`publish --wheels` from this registry, by their key, and compile the rest",
-    }
+    },
 )
 def build(
     c: Context,
@@ -88,7 +89,7 @@ def build(
         _finish(verbs.build(image, options))
 
 
-@task(help={"image": IMAGE, "base": BASE, "registry": REGISTRY, "json": JSON})
+@task(auto_shortflags=False, help={"image": IMAGE, "base": BASE, "registry": REGISTRY, "json": JSON})
 def inspect(c: Context, image: str = "*", base: str = "auto", registry: str = "", json: bool = False) -> None:
     """Show what a base really holds, beside what matrix.yaml expects.
 
@@ -101,13 +102,14 @@ def inspect(c: Context, image: str = "*", base: str = "auto", registry: str = ""
 
 
 @task(
+    auto_shortflags=False,
     help={
         "image": IMAGE,
         "gpus": "also run the GPU stage on this many GPUs",
         "offline": "host: a folder of packs; every Triton in it is probed",
         "prefix": "host: the folder that was installed into",
         "json": JSON,
-    }
+    },
 )
 def check(
     c: Context, image: str = "*", gpus: str = "0", offline: str = "", prefix: str = "", json: bool = False
@@ -131,16 +133,18 @@ def check(
 
 
 @task(
+    auto_shortflags=False,
     help={
         "image": IMAGE + "; by default all that are built here",
         "registry": "HOST[:PORT]/PATH to push to, as in registry.example.org:5000/team; `docker login` for a password",
         "archive": "write one image as an OCI archive into this file, for a cluster without a registry",
         "from": "load an archive that `publish --archive` wrote",
         "wheels": "push the compiled components by their key, for `build --wheels-from`, and no image",
+        "read-back": "fetch every layer from the registry again and compare it, before the aliases are moved",
         "anyway": "publish an image without a record of passed gates, or one that a build would replace; "
         "with --from: take the immutable name from another image",
         "json": JSON,
-    }
+    },
 )
 def publish(
     c: Context,
@@ -149,6 +153,7 @@ def publish(
     archive: str = "",
     from_: str = "",
     wheels: bool = False,
+    read_back: bool = False,
     anyway: bool = False,
     json: bool = False,
 ) -> None:
@@ -166,19 +171,21 @@ def publish(
             source=folder("from", from_),
             wheels=wheels,
             anyway=anyway,
+            read_back=read_back,
             as_json=json,
         )
         _finish(verb.run(request))
 
 
 @task(
+    auto_shortflags=False,
     help={
         "image": "an image by its name in matrix.yaml (globs and comma lists), or as Docker knows it",
         "manifest": "its manifest, or the folder that holds it; by default the build cache's",
         "key": "cosign's public key, to check the signature; with --sign the private key",
         "sign": "sign the manifest with cosign, if every fact is as recorded",
         "json": JSON,
-    }
+    },
 )
 def verify(c: Context, image: str, manifest: str = "", key: str = "", sign: bool = False, json: bool = False) -> None:
     """Recompute what was recorded of a finished image, and name every fact that is not so any more.
@@ -193,13 +200,14 @@ def verify(c: Context, image: str, manifest: str = "", key: str = "", sign: bool
 
 
 @task(
+    auto_shortflags=False,
     help={
         "image": IMAGE,
         "format": "table, json, or github: one line for `strategy.matrix` of a workflow",
         "base": "kind of base: all, vendor or replica",
         "hosted": "only what fits a hosted runner, for pull requests",
         "check": "first see that the files generated from matrix.yaml follow from it",
-    }
+    },
 )
 def matrix(
     c: Context, image: str = "*", format: str = "table", base: str = "all", hosted: bool = False, check: bool = False
@@ -215,7 +223,7 @@ def matrix(
         _finish(command.run(image, form=form, base=kind, hosted=hosted, check=check))
 
 
-@task(help={"json": JSON, "online": "also ask the registries whether they answer"})
+@task(auto_shortflags=False, help={"json": JSON, "online": "also ask the registries whether they answer"})
 def doctor(c: Context, json: bool = False, online: bool = False) -> None:
     """Say what this machine has and lacks for a build, with the commands to type.
 
@@ -228,13 +236,14 @@ def doctor(c: Context, json: bool = False, online: bool = False) -> None:
 
 
 @task(
+    auto_shortflags=False,
     help={
         "image": IMAGE + "; removes images and containers of ours",
         "docker": "stop the Docker engine that ./run started",
         "cache": "remove the build cache; needs --yes",
         "host": "put the NCCL file that was replaced back, and remove the prefix",
         "yes": "do not ask",
-    }
+    },
 )
 def clean(
     c: Context, image: str = "", docker: bool = False, cache: bool = False, host: bool = False, yes: bool = False
@@ -250,10 +259,11 @@ def clean(
 
 
 @task(
+    auto_shortflags=False,
     help={
         "keep": "keep the images that the tests made",
         "all-images": "build, check and test every image, one at a time; by default cpu and flagtree",
-    }
+    },
 )
 def test(c: Context, keep: bool = False, all_images: bool = False) -> None:
     """Run the repository's own suites: unit tests, then the images. After `--`: pytest's own arguments.

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 from invoke.exceptions import Exit, ParseError
+from invoke.parser.argument import Argument
 from invoke.parser.context import ParserContext
 from invoke.program import Program
 
@@ -25,6 +26,14 @@ from build.errors import UsageError  # noqa: E402
 
 class Verbs(Program):
     """The program behind `./run VERB`."""
+
+    def core_args(self) -> list[Argument]:
+        """Invoke's own options, without letters but `-h`: a letter that a verb lacks is unknown, not invoke's."""
+        return _without_letters(super().core_args())
+
+    def task_args(self) -> list[Argument]:
+        """As `core_args`, for the options that say where the verbs are."""
+        return _without_letters(super().task_args())
 
     def parse_tasks(self) -> None:
         """Read the verb and its options. A mistake is told on stderr, exit code 1."""
@@ -47,6 +56,10 @@ class Verbs(Program):
 
     def _check(self) -> None:
         names = [context.name for context in self.tasks]
+        if isinstance(asked := self.args.help.value, str) and asked not in self.parser.contexts:
+            raise UsageError(
+                self._unknown(asked, None, self.initial_context), next_step="./run --help lists what there is"
+            )
         if len(names) > 1:
             raise UsageError(
                 f"one verb at a time: {' and '.join(map(repr, names))} are two",
@@ -63,6 +76,8 @@ class Verbs(Program):
         if unknown := re.fullmatch(r"No idea what '(.*)' is!", str(problem), re.DOTALL):
             return UsageError(self._unknown(unknown[1], verb, context), next_step=f"{after} lists what there is")
         if lacking := re.match(r"Flag <Argument: ([\w-]+)", str(problem)):
+            if context is None or lacking[1] not in context.args:
+                return UsageError(f"{verb} has no option --{lacking[1]}", next_step=after)
             return UsageError(f"--{lacking[1]} needs a value", next_step=f"{after} shows an example")
         return UsageError(str(problem), next_step=after)
 
@@ -81,6 +96,13 @@ class Verbs(Program):
     def _told(problem: UsageError) -> Exit:
         print(problem, file=sys.stderr)
         return Exit(code=problem.exit_code)
+
+
+def _without_letters(arguments: list[Argument]) -> list[Argument]:
+    for argument in arguments:
+        if argument.name != "help":
+            argument.names = tuple(name for name in argument.names if len(name) > 1)
+    return arguments
 
 
 if __name__ == "__main__":

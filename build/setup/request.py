@@ -39,7 +39,7 @@ class Request:
     @property
     def image_pattern(self) -> str:
         """The verb's `--image`, which stands for everything when it is not there."""
-        return _option(self._split()[0], "--image", "-i") or "*"
+        return _option(self._split()[0], "--image") or "*"
 
     @property
     def sets(self) -> tuple[str, ...]:
@@ -66,6 +66,8 @@ class Request:
 
     def invoke_arguments(self) -> list[str]:
         """What invoke gets. It joins all after `--` with spaces: the words are quoted, for tasks to take apart."""
+        if self.asks_help:  # said first: after a verb that needs a word, invoke would take `--help` for that word
+            return ["--help", self.verb]
         own, rest = self._split()
         return [self.verb, *own, *(["--", *map(shlex.quote, rest)] if rest else [])]
 

@@ -100,8 +100,8 @@ class Project:
         setup = project.root / "build" / "setup"
         setup.mkdir(parents=True)
         shutil.copy(REPOSITORY / "run", project.root / "run")
-        for name in ("__init__", "errors", "call", "cache"):
-            shutil.copy(REPOSITORY / "build" / f"{name}.py", project.root / "build")
+        for path in (REPOSITORY / "build").glob("*.py"):
+            shutil.copy(path, project.root / "build")
         for path in (REPOSITORY / "build" / "setup").glob("*.py"):
             shutil.copy(path, setup)
         (project.root / "tasks.py").write_text(TASKS)

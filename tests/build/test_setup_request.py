@@ -23,7 +23,7 @@ BUILD, TORCH, ALL = ("build",), ("build", "test"), ("build", "test", "engine")
         ("build --image '*'", BUILD, True),
         ("build --image host", TORCH, False),
         ("build --image=host", TORCH, False),
-        ("build -i host --jobs 1", TORCH, False),
+        ("build --jobs 1 --image host", TORCH, False),
         ("build --image cpu,host", TORCH, True),
         ("build --image host --help", BUILD, False),
         ("check --image host --gpus 2", TORCH, False),
@@ -43,6 +43,13 @@ BUILD, TORCH, ALL = ("build",), ("build", "test"), ("build", "test", "engine")
 def test_what_has_to_be_there(line: str, sets: tuple[str, ...], docker: bool) -> None:
     request = parse(shlex.split(line))
     assert (request.sets, request.needs_docker) == (sets, docker)
+
+
+def test_help_is_help_for_every_verb_and_wins_over_what_else_is_there() -> None:
+    for words in (["clean", "-h"], ["clean", "--host", "-h"], ["verify", "--help"], ["build", "--help", "--", "x"]):
+        request = parse(words)
+        assert request.asks_help and request.invoke_arguments() == ["--help", words[0]]
+    assert not parse(["test", "--", "-h"]).asks_help
 
 
 def test_only_a_plain_test_runs_the_images() -> None:

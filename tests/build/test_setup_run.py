@@ -77,12 +77,21 @@ def test_usage_errors_are_exit_1_and_an_unknown_verb_too(ready: Project) -> None
         (["show", "--wrod", "x"], "show has no option '--wrod'; did you mean '--word'?"),
         (["show", "--word"], "--word needs a value"),
         (["show", "extra"], "'extra' is none"),
+        (["shwo", "--help"], "no verb 'shwo'; did you mean 'show'?"),
+        (["show", "-c"], "show has no option '-c'"),
+        (["show", "--collection"], "show has no option --collection"),
         (["show", "build"], "'show' and 'build' are two"),
         (["build", "--dry"], "build has no option --dry"),
     ):
         ended = ready.run(*words)
         assert ended.code == 1 and text in ended.err and ended.out == "" and "Traceback" not in ended.err
         assert ended.err.startswith("error: ") and "next step: " in ended.err
+
+
+def test_help_of_a_verb_does_nothing_else(ready: Project) -> None:
+    for words in (["build", "-h"], ["build", "--image", "host", "-h"], ["build", "--help"]):
+        ended = ready.run(*words)
+        assert ended.code == 0 and "usage: ./run build [OPTIONS]" in ended.out and "built" not in ended.out
 
 
 def test_no_setup_prints_commands_that_are_enough(project: Project) -> None:
