@@ -28,7 +28,7 @@ from build.call import CallFailed, call
 from build.containers import LABEL, Engine
 from build.errors import EnvironmentCannot, UsageError
 from build.image.names import REPOSITORY_NAME, moving_tag
-from build.publish.registry import sha256
+from build.publish.manifests import sha256
 from build.publish.release import Release
 from build.setup import system
 from build.wheels.fetch import told_space

@@ -21,7 +21,9 @@ from build import cache
 from build.containers import Engine
 from build.publish.engine_push import push_by_engine
 from build.publish.location import IMAGES, Location
-from build.publish.registry import Manifest, Registry, RegistryCannot
+from build.publish.manifests import Manifest
+from build.publish.read_back import ReadBack, read_back
+from build.publish.registry import Registry, RegistryCannot
 from build.publish.release import Release
 
 ROUNDS = 8
@@ -32,6 +34,7 @@ ROUNDS = 8
 class Published:
     """What the registry holds now.
 
+    read_back: what was compared, where that was asked for.
     reference: the immutable name.  digest: what the registry gave back for it.  pushed: False where it was there.
     aliases: what became of each: moved, unchanged, or taken by another publisher that was later.
     """
@@ -42,13 +45,17 @@ class Published:
     pushed: bool
     aliases: Mapping[str, str]
     seconds: float
+    read_back: ReadBack | None = None
 
 
-def publish_image(engine: Engine, release: Release, where: Location, *, patience: float) -> Published:
+def publish_image(
+    engine: Engine, release: Release, where: Location, *, patience: float, whole: bool = False
+) -> Published:
     """Push an image under its immutable tag and move its aliases.
 
     Args:
         patience: seconds without progress after which an attempt has failed.
+        whole: fetch every layer again and compare it, before the aliases are moved.
 
     Raises RegistryCannot (exit 4). Then the aliases name what they named before, or the message says what they name.
     """
@@ -71,8 +78,10 @@ def publish_image(engine: Engine, release: Release, where: Location, *, patience
         else:
             pushed = False
         check_same(reference, there, release)
+        compared = read_back(engine, registry, there, release.image_id) if whole else None
         moved = move_aliases(registry, there, release.aliases)
-    return Published(release.image, reference, there.digest, pushed, moved, round(time.monotonic() - start, 2))
+    seconds = round(time.monotonic() - start, 2)
+    return Published(release.image, reference, there.digest, pushed, moved, seconds, compared)
 
 
 def check_same(reference: str, there: Manifest, release: Release) -> None:

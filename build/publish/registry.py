@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import re
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urljoin
@@ -19,19 +16,14 @@ from build.errors import EnvironmentCannot
 from build.publish import login
 from build.publish.credentials import HOW, Credentials, find_credentials
 from build.publish.location import Location
+from build.publish.manifests import MANIFESTS, Manifest
+from build.publish.words import plain_words, said
 
 T = TypeVar("T")
 
 PAUSES = (1.0, 2.0, 4.0)
 """Seconds before each further attempt, where an attempt failed for a reason that may pass."""
 PASSING = (408, 425, 429, 500, 502, 503, 504, 507)
-OCI_MANIFEST = "application/vnd.oci.image.manifest.v1+json"
-MANIFESTS = (
-    "application/vnd.docker.distribution.manifest.v2+json",
-    "application/vnd.docker.distribution.manifest.list.v2+json",
-    OCI_MANIFEST,
-    "application/vnd.oci.image.index.v1+json",
-)
 _LIMIT = 8 << 20
 """Bytes of a manifest; registries allow 4 MiB."""
 
@@ -46,39 +38,6 @@ class Damaged(RegistryCannot):
 
 class _Passing(Exception):
     """An attempt failed for a reason that may pass."""
-
-
-def sha256(data: bytes) -> str:
-    """A content's digest, as registries write it."""
-    return f"sha256:{hashlib.sha256(data).hexdigest()}"
-
-
-@dataclass(frozen=True)
-class Manifest:
-    """A manifest as the registry has it: its bytes and their type."""
-
-    body: bytes
-    media_type: str
-
-    @property
-    def digest(self) -> str:
-        """`sha256:…` of the bytes."""
-        return sha256(self.body)
-
-    @property
-    def document(self) -> Mapping[str, Any]:
-        """The bytes as JSON; an empty mapping where they are not a JSON object."""
-        try:
-            found = json.loads(self.body)
-        except ValueError:
-            return {}
-        return found if isinstance(found, dict) else {}
-
-    @property
-    def config(self) -> str:
-        """Digest of the image's configuration, which is the image's id in most engines; empty for an index."""
-        config = self.document.get("config")
-        return str(config.get("digest", "")) if isinstance(config, dict) else ""
 
 
 class Registry:
@@ -187,16 +146,37 @@ class Registry:
         """
 
         def operation() -> None:
-            hashed = hashlib.sha256()
-            with self._send("GET", f"blobs/{digest}", stream=True) as got, target.open("wb") as file:
-                self._expect(got, 200)
-                for chunk in self._chunks(got, size):
-                    hashed.update(chunk)
+            with target.open("wb") as file:
+                for chunk in self._blob(digest, size):
                     file.write(chunk)
-            if f"sha256:{hashed.hexdigest()}" != digest or target.stat().st_size != size:
-                raise self._damaged(f"what it gave for {digest[:19]}… does not have that digest")
 
         self._patiently("fetching a blob", operation)
+
+    def read_blob(self, digest: str, *, size: int, begin: Callable[[], Callable[[bytes], object]]) -> None:
+        """Give a blob to a function, piece by piece. Raises RegistryCannot when what was given is not the blob.
+
+        Args:
+            begin: makes the function; called anew for each attempt.
+        """
+
+        def operation() -> None:
+            take = begin()
+            for chunk in self._blob(digest, size):
+                take(chunk)
+
+        self._patiently("reading a blob", operation)
+
+    def _blob(self, digest: str, size: int) -> Iterator[bytes]:
+        """The pieces of a blob; after the last it is known whether they were it."""
+        hashed, seen = hashlib.sha256(), 0
+        with self._send("GET", f"blobs/{digest}", stream=True) as got:
+            self._expect(got, 200)
+            for chunk in self._chunks(got, size):
+                hashed.update(chunk)
+                seen += len(chunk)
+                yield chunk
+        if f"sha256:{hashed.hexdigest()}" != digest or seen != size:
+            raise self._damaged(f"what it gave for {digest[:19]}… does not have that digest")
 
     def _patiently(self, what: str, operation: Callable[[], T]) -> T:
         pauses = [*self._pauses, None]
@@ -225,9 +205,9 @@ class Registry:
                 options["data"].seek(0)
             got = self._raw(method, url, **options)
         if got.status_code in (401, 403):
-            raise self._refused(_said(got))
+            raise self._refused(said(got))
         if got.status_code in PASSING:
-            raise _Passing(_said(got))
+            raise _Passing(said(got))
         return got
 
     def _raw(self, method: str, url: str, **options: Any) -> requests.Response:
@@ -235,13 +215,13 @@ class Registry:
             return self._session.request(method, url, auth=self._header, timeout=(10, self._patience), **options)
         except requests.exceptions.SSLError as problem:
             raise self._cannot(
-                "its certificate is not trusted here, or it speaks no TLS", cause=_plain_words(problem),
+                "its certificate is not trusted here, or it speaks no TLS", cause=plain_words(problem),
                 next_step=f"put its CA into /etc/docker/certs.d/{self.where.host}/ca.crt, which Docker reads as well",
             ) from None  # fmt: skip
         except requests.exceptions.Timeout:
             raise _Passing(f"it gave no answer within {self._patience:g} s") from None
         except requests.exceptions.RequestException as problem:
-            raise _Passing(_plain_words(problem)) from None
+            raise _Passing(plain_words(problem)) from None
 
     def _log_in(self, got: requests.Response) -> None:
         try:
@@ -252,7 +232,7 @@ class Registry:
         except login.Refused as problem:
             raise self._refused(str(problem)) from None
         except (requests.exceptions.RequestException, ValueError) as problem:
-            raise _Passing(f"its token service: {_plain_words(problem)}") from None
+            raise _Passing(f"its token service: {plain_words(problem)}") from None
 
     def _find_base(self) -> str:
         """https://HOST, or http://HOST where that is allowed and TLS is not spoken."""
@@ -267,11 +247,11 @@ class Registry:
                 except requests.exceptions.Timeout:
                     raise _Passing(f"it gave no answer within {self._patience:g} s") from None
                 except requests.exceptions.RequestException as problem:
-                    raise _Passing(_plain_words(problem)) from None
+                    raise _Passing(plain_words(problem)) from None
             self._base = secure
         return self._base
 
-    def _chunks(self, got: requests.Response, limit: int) -> Any:
+    def _chunks(self, got: requests.Response, limit: int) -> Iterator[bytes]:
         seen = 0
         try:
             for chunk in got.iter_content(1 << 20):
@@ -280,15 +260,15 @@ class Registry:
                     raise self._damaged(f"it sends more than the {limit} bytes that it may")
                 yield chunk
         except (requests.exceptions.RequestException, OSError) as problem:
-            raise _Passing(_plain_words(problem)) from None
+            raise _Passing(plain_words(problem)) from None
 
     def _expect(self, got: requests.Response, status: int) -> None:
         if got.status_code != status:
-            raise self._cannot(f"it answers {_said(got)}", cause="it does not take what it was sent")
+            raise self._cannot(f"it answers {said(got)}", cause="it does not take what it was sent")
 
-    def _refused(self, said: str) -> RegistryCannot:
+    def _refused(self, reason: str) -> RegistryCannot:
         known = "the user and password that are set were not taken" if self._credentials else "no password is set"
-        return self._cannot(f"access is refused: {said}", cause=known, next_step=HOW.replace("HOST", self.where.host))
+        return self._cannot(f"access is refused: {reason}", cause=known, next_step=HOW.replace("HOST", self.where.host))
 
     def _damaged(self, what: str) -> Damaged:
         return Damaged(
@@ -298,28 +278,3 @@ class Registry:
     def _cannot(self, what: str, *, cause: str = "", next_step: str = "") -> RegistryCannot:
         step = next_step or "look at the registry's own log, then run the same command again"
         return RegistryCannot(f"{self.reference}: {what}", cause=cause, next_step=step)
-
-
-def _said(got: requests.Response) -> str:
-    """A status with the registry's own words, a line; nothing of what was sent to it."""
-    text = ""
-    try:
-        errors = json.loads(got.content[:_LIMIT]).get("errors") or []
-        text = "; ".join(f"{error.get('code', '')} {error.get('message', '')}".strip() for error in errors[:3])
-        if re.search(r"'Err': 28\b|no space left", str(errors)):  # ENOSPC, as Debian's registry tells it
-            text += " (no space is left in the registry)"
-    except (ValueError, AttributeError, TypeError, requests.exceptions.RequestException):
-        pass
-    return f"{got.status_code} {got.reason or ''} {text}".strip()[:300]
-
-
-def _plain_words(problem: Exception) -> str:
-    """The innermost reason of what `requests` raised, a line of it."""
-    inner: Any = problem
-    while True:
-        deeper = getattr(inner, "reason", None) or (inner.args[0] if getattr(inner, "args", ()) else None)
-        if not isinstance(deeper, BaseException):
-            break
-        inner = deeper
-    text = str(inner)
-    return (text.partition(": ")[2] if text.startswith("<") else text).splitlines()[0][:200] if text else "no answer"

@@ -39,6 +39,7 @@ class Request:
     source: Path | None = None
     wheels: bool = False
     anyway: bool = False
+    read_back: bool = False
     as_json: bool = False
 
 
@@ -63,7 +64,7 @@ def run(request: Request) -> int:
             if request.archive is not None:
                 _tell(done, write_archive(engine, release, request.archive))
             elif where is not None:
-                _tell(done, publish_image(engine, release, where, patience=patience()))
+                _tell(done, publish_image(engine, release, where, patience=patience(), whole=request.read_back))
     finally:
         if request.as_json:
             print(json.dumps(done, indent=2, default=str))
@@ -91,6 +92,8 @@ def _destination(request: Request) -> Location | None:
         )
     if request.wheels and not request.registry:
         raise UsageError("--wheels goes to a registry", next_step="./run publish --wheels --registry HOST[:PORT]/PATH")
+    if request.read_back and (request.wheels or not request.registry):
+        raise UsageError("--read-back is for images that go to a registry", next_step="leave it out")
     return Location.parse(request.registry) if request.registry else None
 
 
@@ -129,6 +132,8 @@ def _tell(done: list[dict[str, Any]], result: Published | Archived) -> None:
     if isinstance(result, Published):
         say(f"{result.image}: {'pushed' if result.pushed else 'was there'}: {result.reference}")
         say(f"  {result.digest}, {result.seconds:.1f} s")
+        if result.read_back is not None:
+            say(f"  read back: {result.read_back.layers} layers, {result.read_back.bytes / 1e6:.0f} MB, identical")
         for alias, state in result.aliases.items():
             say(f"  {alias}: {state}")
         say(f"  docker pull {result.reference.rpartition(':')[0]}@{result.digest}")

@@ -18,7 +18,8 @@ from build import cache
 from build.containers import Engine
 from build.errors import EnvironmentCannot
 from build.publish.location import COMPONENTS, Location
-from build.publish.registry import OCI_MANIFEST, Damaged, Manifest, Registry, sha256
+from build.publish.manifests import OCI_MANIFEST, Manifest, sha256
+from build.publish.registry import Damaged, Registry
 from build.wheels.cell import lock_name
 from build.wheels.fetch import told_space
 from build.wheels.wheelhouse import Wheelhouse

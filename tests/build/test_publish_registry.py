@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import hashlib
 import json
 import shutil
@@ -17,8 +18,10 @@ from build import cache
 from build.call import call
 from build.publish.credentials import Credentials
 from build.publish.location import COMPONENTS, Location
+from build.publish.manifests import OCI_MANIFEST, Manifest, sha256
 from build.publish.push import move_aliases
-from build.publish.registry import OCI_MANIFEST, Damaged, Manifest, Registry, RegistryCannot, sha256
+from build.publish.read_back import Unpacked
+from build.publish.registry import Damaged, Registry, RegistryCannot
 from build.publish.wheels import WheelRefused, pull_missing, pull_wheel, push_wheels
 from build.wheels.wheelhouse import Wheelhouse
 from tests.publish_stand_ins import RegistryProgram, relayed, running
@@ -211,6 +214,21 @@ class Answers:
 
 
 BODY = json.dumps({"schemaVersion": 2, "config": {"digest": "sha256:c"}, "layers": []}).encode()
+
+
+@pytest.mark.parametrize("step", [1, 7, 1 << 20])
+def test_a_layer_is_hashed_as_it_is_unpacked(step: int) -> None:
+    content = b"one file after the other " * 4000
+    members = gzip.compress(content[:50_000]) + gzip.compress(content[50_000:])
+    for packed, data in ((True, gzip.compress(content)), (True, members), (False, content)):
+        seen = Unpacked(packed=packed)
+        for at in range(0, len(data), step):
+            seen.take(data[at : at + step])
+        assert seen.digest() == sha256(content)
+    cut = Unpacked(packed=True)
+    cut.take(gzip.compress(content)[:-9])
+    with pytest.raises(ValueError, match="ends in the middle"):
+        cut.digest()
 
 
 def test_a_token_service_gets_the_password_and_the_registry_the_token() -> None:

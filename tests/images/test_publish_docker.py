@@ -112,6 +112,28 @@ def test_what_is_pulled_by_digest_is_what_was_built_file_by_file(engine: Engine,
     assert engine.image_id(pulled) == release.image_id
 
 
+def test_a_layer_that_rots_in_the_registry_is_found_by_reading_it_back(
+    engine: Engine, registry: RegistryProgram
+) -> None:
+    release = made(engine, "rots", size=100_000)
+    where = Location.parse(f"{registry.host}/team")
+    done = publish_image(engine, release, where, patience=30, whole=True)
+    assert done.read_back is not None and done.read_back.layers == 1 and done.read_back.bytes > 100_000
+    (layer,) = json.loads(_manifest(registry.host, done.digest))["layers"]
+    (stored,) = registry.storage.rglob(f"{layer['digest'].removeprefix('sha256:')}/data")
+    data = stored.read_bytes()
+    stored.write_bytes(data[:-50_000] + bytes([data[-50_000] ^ 1]) + data[-49_999:])
+    with pytest.raises(RegistryCannot) as rotten:
+        publish_image(engine, release, where, patience=30, whole=True)
+    assert rotten.value.exit_code == 4 and not done.aliases.keys() - set(ALIASES)
+
+
+def _manifest(host: str, digest: str) -> bytes:
+    found = Registry.open(Location.parse(f"{host}/team"), IMAGES).manifest(digest)
+    assert found is not None
+    return found.body
+
+
 def test_a_second_publish_changes_nothing_and_leaves_no_name_behind(engine: Engine, registry: RegistryProgram) -> None:
     release = made(engine, "twice", base="vendor")
     assert release.aliases == (f"1.2.3-{NAME}", NAME), "a vendor's base needs no -replica"
