@@ -38,7 +38,8 @@ def artefact_rows(manifest: Mapping[str, Any], listed: Mapping[str, Mapping[str,
             files = dict(_contents(path))
             count, wrong = _in_image(cell["cell"], files, listed)
             differing += wrong
-        rows += settled("artefacts", fact, f"as in the wheelhouse, {count} of its files as in the image", differing)
+        note = f"as in the wheelhouse, {count} of its files as in the image" if listed else "as in the wheelhouse"
+        rows += settled("artefacts", fact, note, differing)
     return rows
 
 

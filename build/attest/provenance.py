@@ -8,7 +8,7 @@ is as good as whoever signs it: see build/attest/signing.py.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +31,14 @@ _LABEL = "org.opencontainers.image"
 
 @dataclass(frozen=True)
 class Layers:
-    """The layers of an image from below (`sha256:…` of their contents), and how many of them are its base's."""
+    """The layers of an image from below (`sha256:…` of their contents), and how many of them are its base's.
+
+    settings: what the image is set to run, by Docker's names (User, Entrypoint …), as far as every format keeps it.
+    """
 
     digests: tuple[str, ...]
     base: int
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 def make_provenance(
@@ -75,6 +79,7 @@ def make_provenance(
                         cell["cell"]: {"key": cell["key"], "inputs": cell["inputs"]} for cell in manifest["cells"]
                     },
                     "layers": {"digests": list(layers.digests), "base": layers.base},
+                    "settings": dict(layers.settings),
                 },
                 "resolvedDependencies": list(_dependencies(manifest, target, inspection, repository)),
             },
@@ -103,8 +108,8 @@ def recorded_facts(statement: Mapping[str, Any]) -> dict[str, str]:
 
 def recorded_layers(statement: Mapping[str, Any]) -> Layers:
     """The layers that a statement holds. Raises KeyError or TypeError where it is damaged."""
-    told = statement["predicate"]["buildDefinition"]["internalParameters"]["layers"]
-    return Layers(tuple(told["digests"]), int(told["base"]))
+    told = statement["predicate"]["buildDefinition"]["internalParameters"]
+    return Layers(tuple(told["layers"]["digests"]), int(told["layers"]["base"]), dict(told["settings"]))
 
 
 def _dependencies(

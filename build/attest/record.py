@@ -16,6 +16,7 @@ from build.plan import TargetPlan
 from build.wheels.wheelhouse import file_sha256
 
 LABEL = "org.opencontainers.image"
+SETTINGS = ("Cmd", "Entrypoint", "Env", "ExposedPorts", "StopSignal", "User", "Volumes", "WorkingDir")
 
 
 def record(
@@ -57,9 +58,15 @@ def subject_of(manifest: Mapping[str, Any]) -> Subject:
 
 
 def image_layers(engine: Engine, image: str, base: str) -> Layers:
-    """The layers of an image on its base; both have to be here."""
+    """The layers of an image on its base, and its settings; both images have to be here."""
     layers = engine.image_config(image)["RootFS"]["Layers"]
-    return Layers(tuple(layers), len(engine.image_config(base)["RootFS"]["Layers"]))
+    return Layers(tuple(layers), len(engine.image_config(base)["RootFS"]["Layers"]), image_settings(engine, image))
+
+
+def image_settings(engine: Engine, image: str) -> dict[str, Any]:
+    """What an image is set to run, labels apart; HEALTHCHECK is left out, which an OCI archive does not keep."""
+    config = engine.image_config(image)["Config"]
+    return {name: config.get(name) or None for name in SETTINGS}
 
 
 def _write(path: Path, text: str, form: str) -> dict[str, str]:

@@ -20,8 +20,8 @@ from docker.errors import APIError
 from build.attest.artefacts import artefact_rows
 from build.attest.evidence import Document, Evidence, find_evidence
 from build.attest.facts import fact_sums, manifest_facts
-from build.attest.provenance import PREDICATE, recorded_facts, recorded_layers
-from build.attest.record import subject_of
+from build.attest.provenance import PREDICATE, Layers, recorded_facts, recorded_layers
+from build.attest.record import image_settings, subject_of
 from build.attest.rows import Report, Row, compared, settled
 from build.attest.sbom import FORMAT, files_of, package_refs, packages_of
 from build.attest.signing import signature_row
@@ -58,7 +58,7 @@ def verify_image(engine: Engine, reference: str, *, manifest: Path | None = None
     held, problem = look_inside(engine, image_id, evidence)
     rows = [
         *manifest_rows(evidence),
-        *image_rows(evidence.manifest, image_id, labels),
+        *image_rows(evidence.manifest, image_id, labels, moved=_same_but_id(engine, evidence, image_id)),
         *layer_rows(engine, evidence, image_id),
         *content_rows(evidence, held, labels, problem),
         *artefact_rows(evidence.manifest, _listed(evidence)),
@@ -120,25 +120,50 @@ def _sum(inputs: Mapping[str, str]) -> str:
     return hashlib.sha256(json.dumps(dict(inputs), sort_keys=True).encode()).hexdigest()
 
 
-def image_rows(manifest: Mapping[str, Any], image_id: str, labels: Mapping[str, str]) -> list[Row]:
-    """The image's id and labels."""
+def image_rows(
+    manifest: Mapping[str, Any], image_id: str, labels: Mapping[str, str], *, moved: bool = False
+) -> list[Row]:
+    """The image's id and labels. moved: layers and settings are the recorded ones, so that another id is no fault."""
     recorded = manifest["labels"]
-    differing = compared("image", "image id", str(manifest["image_id"]), image_id)
+    other = image_id != manifest["image_id"]
+    differing = [] if moved else compared("image", "image id", str(manifest["image_id"]), image_id)
     for name in sorted(recorded.keys() | labels.keys()):
         differing += compared("image", f"label {name}", str(recorded.get(name, "")), labels.get(name, ""))
     for fact, name in (("document_sha256", "manifest"), ("image_key", "key")):
         label = f"{LABEL}.{name}"
         differing += compared("image", f"label {label}, by {fact}", str(manifest[fact]), labels.get(label, ""))
-    return settled("image", "image id", f"as recorded, and {len(labels)} labels", differing)
+    note = "another, as after an OCI archive; layers and settings as recorded" if other else "as recorded"
+    return settled("image", "image id", f"{note}, and {len(labels)} labels", differing)
+
+
+def _layers(evidence: Evidence) -> Layers | None:
+    try:
+        statement = evidence.provenance.content if evidence.provenance is not None else None
+        return recorded_layers(statement) if statement is not None else None
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return None
+
+
+def _same_but_id(engine: Engine, evidence: Evidence, image_id: str) -> bool:
+    """Whether all that an OCI archive keeps of an image is as recorded: it gives the image another id.
+
+    The provenance has to be the very file that the manifest names, and the manifest's id the one that it speaks of.
+    """
+    layers, document = _layers(evidence), evidence.provenance
+    if layers is None or document is None or document.content is None or document.found != document.recorded:
+        return False
+    try:
+        subject = f"sha256:{document.content['subject'][0]['digest']['sha256']}"
+    except (KeyError, IndexError, TypeError):
+        return False
+    found = tuple(engine.image_config(image_id)["RootFS"]["Layers"])
+    same = found == layers.digests and image_settings(engine, image_id) == layers.settings
+    return same and evidence.manifest["image_id"] == subject
 
 
 def layer_rows(engine: Engine, evidence: Evidence, image_id: str) -> list[Row]:
-    """The image's layers: those recorded, its base's first."""
-    try:
-        statement = evidence.provenance.content if evidence.provenance is not None else None
-        layers = recorded_layers(statement) if statement is not None else None
-    except (KeyError, TypeError, ValueError, AttributeError):
-        layers = None
+    """The image's layers and settings: those recorded, its base's layers first."""
+    layers = _layers(evidence)
     if layers is None:
         return [Row("image", "layers", "not checked", note="there is no provenance that names them")]
     found = engine.image_config(image_id)["RootFS"]["Layers"]
@@ -147,6 +172,9 @@ def layer_rows(engine: Engine, evidence: Evidence, image_id: str) -> list[Row]:
         recorded = layers.digests[index] if index < len(layers.digests) else ""
         there = found[index] if index < len(found) else ""
         differing += compared("image", f"layer {index + 1}", recorded, there)
+    for name, value in image_settings(engine, image_id).items():
+        was, now = (json.dumps(told) for told in (layers.settings.get(name), value))
+        differing += compared("image", f"setting {name}", was, now)
     base = str(evidence.manifest["base"]["image_id"])
     if engine.image_id(base) is None:
         note = f"{len(found)} layers as recorded; the base is not here, its {layers.base} layers stand recorded only"

@@ -85,6 +85,27 @@ def test_an_image_that_was_changed_after_its_build_is_told_by_every_change(engin
     assert len(layers) == 1, "the layers below are the image's own"
 
 
+@pytest.mark.parametrize(
+    ("changes", "differing"),
+    [
+        (["HEALTHCHECK NONE"], []),
+        (["HEALTHCHECK NONE", 'ENTRYPOINT ["sh"]'], ["image id", "setting Cmd", "setting Entrypoint"]),
+        (["USER 0:0"], ["image id", "setting User"]),
+    ],
+)
+def test_an_image_without_its_health_check_is_the_same_and_with_other_settings_it_is_not(
+    engine: Engine, tmp_path: Path, changes: list[str], differing: list[str]
+) -> None:
+    """An OCI archive keeps layers and settings but for the health check, so that the image gets another id."""
+    (tmp_path / "Dockerfile").write_text("\n".join([f"FROM {IMAGE}", *changes, ""]))
+    engine.build(tmp_path, tag="deepinfer-test:moved", log=tmp_path / "log")
+    try:
+        report = verify_image(engine, "deepinfer-test:moved")
+    finally:
+        engine.client.images.remove("deepinfer-test:moved", force=True)
+    assert [row.fact for row in report.rows if row.state == "differs"] == differing
+
+
 def test_a_manifest_edited_by_hand_ends_with_status_5_and_its_fact(
     engine: Engine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
