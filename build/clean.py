@@ -18,7 +18,7 @@ from typing import Any
 from docker.errors import APIError
 
 from build import cache
-from build.containers import CACHE_LABEL, LABEL, Engine
+from build.containers import CACHE_LABEL, LABEL, PROCESS_LABEL, Engine, in_use
 from build.errors import EnvironmentCannot, UsageError
 from build.setup import docker_engine
 
@@ -161,6 +161,10 @@ def _remove_containers(engine: Engine, patterns: Sequence[str]) -> None:
         if raw.labels.get(CACHE_LABEL) != cache.identity():
             end = f"`docker rm -f {raw.short_id}` ends it"
             _say(f"kept container {raw.short_id} ({owner}): it belongs to another build cache; {end}")
+            continue
+        if in_use(raw):
+            process = raw.labels[PROCESS_LABEL].partition("-")[0]
+            _say(f"kept container {raw.short_id} ({owner}): process {process}, which started it, still runs")
             continue
         if raw.status == "running" and _builds_run():
             _say(f"kept container {raw.short_id} ({owner}): a build is running")

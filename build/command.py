@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from docker.errors import DockerException
+from docker.errors import APIError, DockerException
 from invoke.exceptions import Exit
 from requests.exceptions import RequestException
 
@@ -79,6 +79,12 @@ def as_build_error(problem: BuildError | CallFailed | DockerException | OSError)
             next_step="read what it said; `./run doctor` says what this machine lacks",
             log=problem.log,
         )
+    if isinstance(problem, APIError) and _container_went(problem):
+        return EnvironmentCannot(
+            f"something removed a container while it was used: {problem.explanation or problem}",
+            cause="`docker rm -f`, `docker container prune`, or a `clean` from another checkout",
+            next_step="run the command again",
+        )
     if isinstance(problem, DockerException | RequestException):
         return EnvironmentCannot(
             f"the Docker engine did not do what it was asked: {' '.join(str(problem).split())[:400]}",
@@ -86,6 +92,13 @@ def as_build_error(problem: BuildError | CallFailed | DockerException | OSError)
             next_step="run the command again; `./run doctor` says whether the engine answers and has room",
         )
     return of_system(problem)
+
+
+def _container_went(problem: APIError) -> bool:
+    told = str(problem.explanation or problem).lower()
+    if problem.status_code == 404:
+        return "no such container" in told
+    return problem.status_code == 409 and ("marked for removal" in told or "removal of container" in told)
 
 
 def show_traceback() -> None:

@@ -21,7 +21,7 @@ import docker
 from docker.errors import APIError, DockerException, ImageNotFound, NotFound
 from docker.tls import TLSConfig
 
-from build import cache
+from build import cache, processes
 from build.call import CallFailed, call
 from build.errors import EnvironmentCannot
 from build.setup.endpoint import Endpoint, endpoint
@@ -31,6 +31,8 @@ LABEL = "io.deepinfer.hopper"
 CACHE_LABEL = f"{LABEL}.cache"
 """On containers: the build cache of who made it. Builds with other caches, whose locks tell nothing here, may share
 the engine: what they run is theirs."""
+PROCESS_LABEL = f"{LABEL}.process"
+"""On containers: the process that made it. While that one lives, nobody else takes the container for a leftover."""
 
 
 @dataclass(frozen=True)
@@ -139,6 +141,11 @@ def _add(archive: tarfile.TarFile, name: str, content: bytes | Path, mode: int, 
     info.size = len(content)
     info.mode = mode
     archive.addfile(info, io.BytesIO(content))
+
+
+def in_use(container: Any) -> bool:
+    """Whether the process that made this container of this cache still runs."""
+    return processes.lives(container.labels.get(PROCESS_LABEL, ""))
 
 
 @functools.cache
@@ -313,7 +320,12 @@ class Engine:
             environment=dict(env or {}),
             working_dir=workdir,
             network_mode=network,
-            labels={LABEL: "1", f"{LABEL}.owner": owner, CACHE_LABEL: cache.identity()},
+            labels={
+                LABEL: "1",
+                f"{LABEL}.owner": owner,
+                CACHE_LABEL: cache.identity(),
+                PROCESS_LABEL: processes.own_mark(),
+            },
             **options,
         )
         try:
@@ -345,8 +357,11 @@ class Engine:
         return {raw.labels[f"{LABEL}.owner"] for raw in self._containers(prefix)}
 
     def sweep(self, owner: str) -> int:
-        """Remove containers of this cache that an interrupted run of `owner` (a prefix) left; returns how many."""
-        stale = self._containers(owner)
+        """Remove containers of this cache that an interrupted run of `owner` (a prefix) left; returns how many.
+
+        Those of a process that lives stay: a `check` of the image that is built anew goes on.
+        """
+        stale = [raw for raw in self._containers(owner) if not in_use(raw)]
         for raw in stale:
             with contextlib.suppress(APIError):
                 raw.remove(force=True)

@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 
 from build import cache
 from build.errors import EnvironmentCannot
+from build.processes import identity
 from build.setup import system
 from build.setup.endpoint import Endpoint, endpoint
 
@@ -183,7 +184,7 @@ def start(*, stays: bool, options: Sequence[str] = ()) -> bool:
                 cwd="/",
                 env={**os.environ, "PATH": _system_path()},
             )
-        cache.atomic_write(_record_path(), json.dumps(_identity(process.pid)))
+        cache.atomic_write(_record_path(), json.dumps(identity(process.pid)))
         problem = _wait(_START_SECONDS, process)
         if problem:
             with contextlib.suppress(EnvironmentCannot):
@@ -203,8 +204,8 @@ def started_by_us() -> int | None:
     """The process id of a running dockerd that `./run` started; None if there is none."""
     try:
         known = json.loads(_record_path().read_text())
-        return int(known["pid"]) if _identity(int(known["pid"])) == known else None
-    except (OSError, ValueError, KeyError, TypeError):
+        return int(known["pid"]) if identity(int(known["pid"])) == known else None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
 
@@ -251,15 +252,6 @@ def running(*, may_install: bool) -> Iterator[None]:
 
 def _record_path() -> Path:
     return cache.folder("docker") / "dockerd.json"
-
-
-def _identity(pid: int) -> dict[str, int | str]:
-    """What tells a process from a later one with the same id. Raises OSError or ValueError when it has ended."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    if fields[0] in ("Z", "X"):
-        raise ValueError("it has ended")
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return {"pid": pid, "started": int(fields[19]), "boot": boot}
 
 
 def _wait(seconds: float, process: subprocess.Popen[bytes] | None) -> str:

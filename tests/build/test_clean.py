@@ -9,11 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from docker.errors import APIError
 
 from build import cache, clean
-from build.containers import CACHE_LABEL, LABEL, Engine
+from build.command import as_build_error
+from build.containers import CACHE_LABEL, LABEL, PROCESS_LABEL, Engine
 from build.errors import EnvironmentCannot, UsageError
-from build.setup.docker_engine import _identity
+from build.processes import identity, lives, own_mark
 
 
 @pytest.fixture(autouse=True)
@@ -102,7 +104,7 @@ def test_unfinished_files_go_and_whole_ones_stay(own_cache: Path, monkeypatch: p
 def test_docker_stops_the_recorded_process_alone(own_cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ours, other = subprocess.Popen(["sleep", "300"]), subprocess.Popen(["sleep", "300"])
     try:
-        (cache.folder("docker") / "dockerd.json").write_text(json.dumps(_identity(ours.pid)))
+        (cache.folder("docker") / "dockerd.json").write_text(json.dumps(identity(ours.pid)))
         clean.run(docker=True)
         assert other.poll() is None and f"stopped dockerd (process {ours.pid})" in capsys.readouterr().err
         clean.run(docker=True)
@@ -111,6 +113,19 @@ def test_docker_stops_the_recorded_process_alone(own_cache: Path, capsys: pytest
         for process in (ours, other):
             process.kill()
             process.wait()
+
+
+def test_a_process_is_known_until_it_ends_and_no_other_is_taken_for_it() -> None:
+    process = subprocess.Popen(["sleep", "300"])
+    facts = identity(process.pid)
+    mark = f"{facts['pid']}-{facts['started']}-{facts['boot']}"
+    assert lives(mark) and lives(own_mark())
+    assert not lives(f"{process.pid}-{int(facts['started']) + 1}-{facts['boot']}")
+    process.kill()
+    process.wait()
+    assert not lives(mark)
+    for text in ("", "-", "x-1-y", str(process.pid), "99999999999999999999-1-y"):
+        assert not lives(text)
 
 
 def test_host_calls_what_puts_nccl_back(capsys: pytest.CaptureFixture[str]) -> None:
@@ -190,3 +205,27 @@ def test_containers_of_ours_go_and_those_of_users_keep_their_image(engine: Engin
     finally:
         theirs.remove()
     assert [image.id for image in clean.clean_images(engine, "cleaning-three")] == [image]
+
+
+@pytest.mark.docker
+def test_containers_of_a_process_that_lives_stay(
+    engine: Engine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    image = _image(engine, tmp_path / "context", "deepinfer:cleaning-four", image="cleaning-four")
+    with engine.container(image, ["/x"], owner="cleaning-four/gates") as used:
+        left = engine.client.containers.create(
+            image, labels={**used.raw.labels, PROCESS_LABEL: own_mark().replace("-", "-1", 1)}
+        )
+        assert engine.sweep("cleaning-four/") == 1, "that of a process which has ended"
+        clean.run()
+        clean.clean_images(engine, "cleaning-four")
+        there = {container.id for container in engine.client.containers.list(all=True, ignore_removed=True)}
+        assert used.raw.id in there and left.id not in there
+        assert "which started it, still runs" in capsys.readouterr().err
+        used.raw.remove()
+        with pytest.raises(APIError) as gone:
+            used.start()
+    told = as_build_error(gone.value)
+    assert "something removed a container" in told.what and "run the command again" in told.next_step
+    clean.clean_images(engine, "cleaning-four")
+    assert engine.image_id("deepinfer:cleaning-four") is None

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from build.errors import EnvironmentCannot
+from build.processes import identity
 from build.setup import docker_engine
 
 
@@ -36,7 +37,7 @@ def _record(tmp_path: Path, **changes: object) -> Path:
 
 
 def test_process_with_a_reused_id_is_left_alone(tmp_path: Path, sleeper: subprocess.Popen[bytes]) -> None:
-    known = docker_engine._identity(sleeper.pid)
+    known = identity(sleeper.pid)
     for change in ({"started": 1}, {"boot": "another"}):
         record = _record(tmp_path, **{**known, **change})
         assert docker_engine.started_by_us() is None
@@ -45,7 +46,7 @@ def test_process_with_a_reused_id_is_left_alone(tmp_path: Path, sleeper: subproc
 
 
 def test_recorded_process_is_stopped(tmp_path: Path, sleeper: subprocess.Popen[bytes]) -> None:
-    record = _record(tmp_path, **docker_engine._identity(sleeper.pid))
+    record = _record(tmp_path, **identity(sleeper.pid))
     assert docker_engine.started_by_us() == sleeper.pid
     assert docker_engine.stop() == sleeper.pid and docker_engine.started_by_us() is None
     assert not record.exists() and docker_engine.stop() is None
