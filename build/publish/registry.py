@@ -62,6 +62,8 @@ class Registry:
         self._pauses = PAUSES if pauses is None else tuple(pauses)
         self._header = login.Header()
         self._session = requests.Session()
+        # No proxy leads to this machine itself, whatever NO_PROXY forgets; Docker's engine takes it so, too.
+        self._proxies = {"http": "", "https": ""} if where.may_be_plain() else {}
         own = Path("/etc/docker/certs.d") / where.host / "ca.crt"
         if own.is_file():
             self._session.verify = str(own)  # where Docker's engine looks for it, too
@@ -212,7 +214,9 @@ class Registry:
 
     def _raw(self, method: str, url: str, **options: Any) -> requests.Response:
         try:
-            return self._session.request(method, url, auth=self._header, timeout=(10, self._patience), **options)
+            return self._session.request(
+                method, url, auth=self._header, timeout=(10, self._patience), proxies=self._proxies, **options
+            )
         except requests.exceptions.SSLError as problem:
             raise self._cannot(
                 "its certificate is not trusted here, or it speaks no TLS", cause=plain_words(problem),
@@ -240,7 +244,11 @@ class Registry:
             secure = f"https://{self.where.api_host}"
             if self._plain:
                 try:
-                    self._session.get(f"{secure}/v2/", auth=login.Header(), timeout=(10, self._patience)).close()
+                    limits = (10, self._patience)
+                    probe = self._session.get(
+                        f"{secure}/v2/", auth=login.Header(), timeout=limits, proxies=self._proxies
+                    )
+                    probe.close()
                 except requests.exceptions.SSLError as problem:
                     if "certificate" not in str(problem).lower():
                         secure = f"http://{self.where.api_host}"

@@ -168,6 +168,14 @@ def test_a_registry_that_is_down_stalls_or_breaks_off_is_told(program: RegistryP
     assert push_wheels(fresh, [KEY], house) == {KEY: "pushed"}
 
 
+def test_no_proxy_stands_before_this_machine(components: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    assert components.manifest("absent") is None
+
+
 def test_a_certificate_that_nobody_here_vouches_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if shutil.which("openssl") is None:
         pytest.skip("no openssl here to make a certificate with; apt-get install openssl")
