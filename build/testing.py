@@ -25,7 +25,7 @@ from build import cache
 from build.call import show
 from build.clean import clean_images, our_images
 from build.containers import Engine
-from build.errors import EnvironmentCannot
+from build.errors import EnvironmentCannot, GateFailed, NothingSelected, UsageError
 from build.matrix.load import load_matrix
 from build.setup import docker_engine
 
@@ -35,6 +35,15 @@ NEEDED_GB = {"cpu": 10.0}
 DEFAULT_GB = 22.0
 NO_TESTS_COLLECTED = 5
 """pytest's status when its selection is empty."""
+OF_PYTEST = {
+    1: GateFailed.exit_code,
+    2: 130,
+    3: EnvironmentCannot.exit_code,
+    4: UsageError.exit_code,
+    NO_TESTS_COLLECTED: NothingSelected.exit_code,
+}
+"""What pytest's own statuses are among the exit codes of `./run`: tests that failed, interrupted, broken, wrong words,
+nothing collected."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +54,11 @@ class Stage:
     argv: tuple[str, ...]
     image: str = ""
     may_be_empty: bool = False
+
+    @property
+    def of_pytest(self) -> bool:
+        """Whether its command is pytest, whose statuses are its own."""
+        return self.argv[1:3] == ("-m", "pytest")
 
 
 @dataclass(frozen=True)
@@ -101,14 +115,15 @@ def run(
         plan: the stages, `stages()` by default.
 
     Returns:
-        0, or the status of the stage that failed.
+        0, or the exit code of the stage that failed: for pytest see OF_PYTEST.
 
     Raises:
         EnvironmentCannot: no Docker engine, or not enough room for an image.
     """
     words = shlex.split(arguments) if isinstance(arguments, str) else list(arguments)
     if words:
-        return _execute(Stage("pytest", (sys.executable, "-m", "pytest", *words)))
+        stage = Stage("pytest", (sys.executable, "-m", "pytest", *words))
+        return exit_code(stage, _execute(stage))
     todo = list(_wanted(all_images) if plan is None else plan)
     results: list[Result] = []
     try:
@@ -157,8 +172,16 @@ def _timed(stage: Stage, disks: Sequence[Path], results: list[Result]) -> bool:
     if status == NO_TESTS_COLLECTED and stage.may_be_empty:
         print(f"{stage.name}: there are none", file=sys.stderr)
         status = 0
+    status = exit_code(stage, status)
     results.append(Result(stage, status, time.monotonic() - start, peak[0]))
     return status == 0
+
+
+def exit_code(stage: Stage, status: int) -> int:
+    """What a stage's status is among the exit codes of `./run`."""
+    if status < 0:
+        return 128 - status
+    return OF_PYTEST.get(status, status) if stage.of_pytest else status
 
 
 def _execute(stage: Stage) -> int:

@@ -79,7 +79,19 @@ def test_arguments_go_to_pytest_as_they_are(tmp_path: Path, capfd: pytest.Captur
     quoted = " ".join(f"'{word}'" for word in where)
     assert testing.run(f"{quoted} -k 'test_a or test_b'") == 0
     assert "2 passed" in capfd.readouterr().out
-    assert testing.run([*where, "-k", "nothing"]) == testing.NO_TESTS_COLLECTED
+
+
+def test_statuses_of_pytest_become_exit_codes_of_run(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text("def test_a(): pass\ndef test_b(): raise ValueError\n")
+    where = ["-q", "--rootdir", str(tmp_path), "-p", "no:cacheprovider"]
+    file = str(tmp_path / "test_it.py")
+    assert testing.run([*where, file, "-k", "nothing"]) == 3, "nothing selected"
+    assert testing.run([*where, str(tmp_path / "absent.py")]) == 1, "usage"
+    assert testing.run([*where, file, "--no-such-option"]) == 1
+    assert testing.run([*where, file]) == 5, "a check failed"
+    of_pytest = Stage("unit", (sys.executable, "-m", "pytest", *where, file, "-k", "nothing"))
+    assert testing.run(plan=[of_pytest]) == 3
+    assert testing.run(plan=[_stage("killed", "import os; os.kill(os.getpid(), 9)")]) == 137
 
 
 def test_no_engine_is_told_before_an_image_is_begun(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
