@@ -74,11 +74,12 @@ class CellFailed(BuildError):
 
 def of_system(problem: OSError) -> EnvironmentCannot:
     """What the operating system refused, with the file and what helps."""
-    what = str(problem.strerror or problem) + (f" ({problem.filename})" if problem.filename else "")
+    place = problem.filename2 or problem.filename
+    what = str(problem.strerror or problem) + (f" ({place})" if place else "")
     if problem.errno in (errno.ENOSPC, errno.EDQUOT):
         return EnvironmentCannot(
             what,
-            cause="the disk of the build cache, of the temporary folder or of .venv is full",
+            cause="the disk of the output, of the build cache, of the temporary folder or of .venv is full",
             next_step="free space (`./run clean` tells what this project holds), or set DEEPINFER_BUILD_CACHE or "
             "TMPDIR to a folder on a larger disk; a rerun does what is missing",
         )
@@ -87,5 +88,11 @@ def of_system(problem: OSError) -> EnvironmentCannot:
             what,
             cause="the folder is read-only, or belongs to another user",
             next_step="run as the user that it belongs to, or set DEEPINFER_BUILD_CACHE to a folder that you can write",
+        )
+    if problem.errno in (errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENOTEMPTY):
+        return EnvironmentCannot(
+            what,
+            cause="something else lies where a file or folder of the build system belongs",
+            next_step="look at it, and move it away; what is in the build cache can be made again",
         )
     return EnvironmentCannot(what, next_step="`./run doctor` says what this machine lacks")

@@ -27,5 +27,5 @@ def recall(image: str, kind: BaseKind) -> Inspection | None:
     """The last inspection of this image's base, None if there was none or an older version wrote it."""
     try:
         return Inspection.from_json(json.loads(_file(image, kind).read_text()))
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None

@@ -90,7 +90,7 @@ def _read(path: Path, program: str) -> dict[str, Any] | None:
             return None
         Inspection.from_json({**kept["facts"], "reference": ""})
         return dict(kept["facts"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
 

@@ -57,7 +57,7 @@ def answer_file(reference: str) -> Path:
 def _read(path: Path) -> Answer | None:
     try:
         return Answer(**json.loads(path.read_text()))
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, RecursionError):
         return None
 
 

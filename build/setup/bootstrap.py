@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,10 +25,11 @@ COMMAND_NOT_FOUND = 127
 
 def main(argv: Sequence[str]) -> int:
     """Do what the command line says. Returns only when nothing was started: help, or an error that was told."""
+    _open_streams()
     try:
         request = parse(argv)
         if not request.verb:
-            print(f"{USAGE}\nverbs:\n{verbs()}")
+            print(f"{USAGE}\nverbs:\n{verbs()}", flush=True)
             return 0
         if os.environ.get("DEEPINFER_PYTHON"):
             _go(request, *_given_interpreter(request))
@@ -38,13 +40,29 @@ def main(argv: Sequence[str]) -> int:
     except BuildError as problem:
         print(problem, file=sys.stderr)
         return problem.exit_code
+    except BrokenPipeError:  # of `| head`, which has seen enough; Python would complain when it flushes at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 128 + signal.SIGPIPE
     except OSError as problem:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         told = of_system(problem)
         print(told, file=sys.stderr)
         return told.exit_code
     except KeyboardInterrupt:
         print("interrupted; the next start puts right what was left half done", file=sys.stderr)
         return 130
+
+
+def _open_streams() -> None:
+    """Give what was closed (`>&-`) to the null device, lest the next file that is opened gets the output."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            null = os.open(os.devnull, os.O_RDWR)
+            if null != number:
+                os.dup2(null, number)
+                os.close(null)
+            os.set_inheritable(number, True)
+            setattr(sys, name, os.fdopen(number, "r" if number == 0 else "w"))
 
 
 def verbs() -> str:

@@ -51,7 +51,7 @@ class Environment:
             return Record(**json.loads(self._record.read_text()))
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, TypeError):
+        except (OSError, ValueError, TypeError, RecursionError):
             return Record(busy=True)
 
     def key(self, name: str) -> str:

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import io
+import os
 import re
 import sys
 from pathlib import Path
 
+from invoke.config import Config
 from invoke.exceptions import Exit, ParseError
 from invoke.parser.argument import Argument
 from invoke.parser.context import ParserContext
@@ -21,11 +24,15 @@ REPOSITORY = Path(__file__).resolve().parent.parent.parent
 if str(REPOSITORY) not in sys.path:
     sys.path.insert(0, str(REPOSITORY))
 
-from build.errors import UsageError  # noqa: E402
+from build.errors import UsageError, of_system  # noqa: E402
 
 
 class Verbs(Program):
     """The program behind `./run VERB`."""
+
+    def create_config(self) -> None:
+        """invoke's settings without those of the user and of the machine: no verb depends on them."""
+        self.config = Config(lazy=True)
 
     def core_args(self) -> list[Argument]:
         """Invoke's own options, without letters but `-h`: a letter that a verb lacks is unknown, not invoke's."""
@@ -105,5 +112,21 @@ def _without_letters(arguments: list[Argument]) -> list[Argument]:
     return arguments
 
 
+def main() -> int:
+    """Run the verb of the command line; returns only when the system refused something outside of it."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a table has characters that a terminal may not know
+            stream.reconfigure(errors="replace")
+    try:
+        Verbs(name="./run", binary="./run", version="").run()
+        sys.stdout.flush()
+    except OSError as problem:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # lest Python complain of the same once more when it ends
+        told = of_system(problem)
+        print(told, file=sys.stderr)
+        return told.exit_code
+    return 0
+
+
 if __name__ == "__main__":
-    Verbs(name="./run", binary="./run", version="").run()
+    sys.exit(main())

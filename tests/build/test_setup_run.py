@@ -94,6 +94,38 @@ def test_help_of_a_verb_does_nothing_else(ready: Project) -> None:
         assert ended.code == 0 and "usage: ./run build [OPTIONS]" in ended.out and "built" not in ended.out
 
 
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        ("./run --help >&-", 0),
+        ("./run show >&- 2>&- <&-", 0),
+        ("./run shwo 2>&-", 1),
+        ("./run --nosetup 2>&-", 1),
+        ("./run --help >/dev/full", 4),
+        ("./run show >/dev/full", 4),
+        ("(sleep 0.3; exec ./run --help) | true; exit ${PIPESTATUS[0]}", 141),
+    ],
+)
+def test_streams_that_are_closed_full_or_not_read(ready: Project, words: str, code: int) -> None:
+    done = subprocess.run(
+        ["bash", "-c", words], cwd=ready.root, env=ready.environment(), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr, done.stderr
+    assert code != 4 or "No space left" in done.stderr
+
+
+def test_a_terminal_without_unicode_and_a_home_that_is_none(ready: Project) -> None:
+    done = ready.run("show", "--word", "├ü", PYTHONIOENCODING="ascii", PYTHONUTF8="0", LC_ALL="C", HOME="/dev/null")
+    assert done.code == 0 and "Traceback" not in done.err, done.err
+
+
+def test_settings_of_invoke_elsewhere_count_for_nothing(ready: Project, tmp_path: Path) -> None:
+    (tmp_path / ".invoke.py").write_text("raise SystemExit(99)")
+    done = ready.run("show", HOME=str(tmp_path))
+    assert done.code == 0, done.err
+
+
 def test_no_setup_prints_commands_that_are_enough(project: Project) -> None:
     refused = project.run("--no-setup", "show")
     assert refused.code == 4 and not (project.root / ".venv").exists()
