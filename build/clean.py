@@ -6,6 +6,7 @@ derived from one of ours inherits the label, and a container that somebody start
 
 from __future__ import annotations
 
+import difflib
 import os
 import shutil
 import sys
@@ -19,7 +20,8 @@ from docker.errors import APIError
 
 from build import cache
 from build.containers import CACHE_LABEL, LABEL, PROCESS_LABEL, Engine, in_use
-from build.errors import EnvironmentCannot, UsageError
+from build.errors import EnvironmentCannot, NothingSelected, UsageError
+from build.matrix.load import load_matrix
 from build.setup import docker_engine
 
 REPOSITORIES = ("deepinfer", "deepinfer-base", "deepinfer-builder", "deepinfer-test")
@@ -52,6 +54,7 @@ def run(
 
     Raises:
         UsageError: the cache without `yes`.
+        NothingSelected: `images` names nothing that is here or in the matrix.
         EnvironmentCannot: something cannot be removed, or is not ours after all.
     """
     if cache and not yes:
@@ -63,7 +66,9 @@ def run(
         for line in (restore_host or _restore_host)():
             _say(line)
     if images:
-        clean_images(Engine.connect(), images)
+        engine = Engine.connect()
+        _require_known(engine, images)
+        clean_images(engine, images)
     if docker:
         pid = docker_engine.stop()
         _say(f"stopped dockerd (process {pid})" if pid else "no dockerd that ./run started is running")
@@ -72,6 +77,21 @@ def run(
     elif not (images or docker or host):
         clean_leftovers()
     return 0
+
+
+def _require_known(engine: Engine, pattern: str) -> None:
+    """Tell names that are neither here nor in the matrix. One of the matrix that is not built is no mistake."""
+    patterns = [part.strip() for part in pattern.split(",") if part.strip()]
+    here = our_images(engine)
+    owned = {_owning_target(raw) for raw in _our_containers(engine)}
+    known = sorted({*load_matrix().targets, *(image.target for image in here if image.target), *owned})
+    for part in patterns:
+        if not any(image.is_meant([part]) for image in here) and not any(fnmatchcase(name, part) for name in known):
+            near = difflib.get_close_matches(part, known, n=1)
+            raise NothingSelected(
+                f"--image {part!r} names nothing that is here or in matrix.yaml, and nothing was removed",
+                next_step=f"did you mean {near[0]!r}?" if near else f"use one of: {', '.join(known)}",
+            )
 
 
 @dataclass(frozen=True)
@@ -189,8 +209,8 @@ def _owning_target(container: Any) -> str:
 
 
 def _builds_run() -> bool:
-    """Whether some build holds its image's lock on this machine."""
-    names = [path.stem for path in cache.folder("locks").glob("image-*.lock")]
+    """Whether somebody works in this cache: builds, inspections and downloads hold a lock meanwhile."""
+    names = [path.stem for path in cache.folder("locks").glob("*.lock")]
     return any(cache.is_locked(name) for name in names)
 
 
@@ -207,12 +227,31 @@ def clean_leftovers() -> None:
     if not docker_engine.refusal():
         engine = Engine.connect()
         _remove_containers(engine, ["*"])
+        remove_unused_os_layers(engine)
         there = our_images(engine)
         if there:
             _say(f"kept {len(there)} images; `./run clean --image '*'` removes them")
     if docker_engine.started_by_us():
         _say("dockerd, started by ./run, goes on; `./run clean --docker` stops it")
     _say(f"kept the build cache ({_gb(size_of(cache.root()))}); `./run clean --cache --yes` removes it")
+
+
+def remove_unused_os_layers(engine: Engine) -> list[OurImage]:
+    """Remove the Debian layers of replicas (`deepinfer-base:os-…`) on which no image stands; returns them.
+
+    A replica whose build was interrupted leaves some, which belong to no target's name.
+    """
+    if cache.is_locked("replica"):
+        return []
+    layers = {str(raw.id): list(raw.attrs["RootFS"].get("Layers") or ()) for raw in engine.images()}
+    gone: list[OurImage] = []
+    for image in our_images(engine):
+        own = layers.get(image.id, [])
+        used = any(id != image.id and other[: len(own)] == own for id, other in layers.items())
+        if image.target.startswith("os-") and not used and not _remove_image(engine, image):
+            _say(f"removed {', '.join(image.names)} ({_gb(image.size)}), on which no image stands")
+            gone.append(image)
+    return gone
 
 
 def remove_cache(root: Path) -> None:

@@ -14,7 +14,7 @@ from docker.errors import APIError
 from build import cache, clean
 from build.command import as_build_error
 from build.containers import CACHE_LABEL, LABEL, PROCESS_LABEL, Engine
-from build.errors import EnvironmentCannot, UsageError
+from build.errors import EnvironmentCannot, NothingSelected, UsageError
 from build.processes import identity, lives, own_mark
 
 
@@ -229,3 +229,27 @@ def test_containers_of_a_process_that_lives_stay(
     assert "something removed a container" in told.what and "run the command again" in told.next_step
     clean.clean_images(engine, "cleaning-four")
     assert engine.image_id("deepinfer:cleaning-four") is None
+
+
+@pytest.mark.docker
+def test_a_name_that_nothing_has_is_told_and_an_image_that_is_not_built_is_not(engine: Engine) -> None:
+    for name, hint in (("flagtre", "'flagtree'"), ("cpu,nope-at-all", "cpu")):
+        with pytest.raises(NothingSelected) as told:
+            clean.run(images=name)
+        assert told.value.exit_code == 3 and hint in told.value.next_step
+    assert clean.run(images="host") == 0, "known, and Docker has nothing of it"
+
+
+@pytest.mark.docker
+def test_os_layers_go_when_no_image_stands_on_them(engine: Engine, tmp_path: Path) -> None:
+    used = _image(engine, tmp_path / "used", "deepinfer-base:os-cleaning-used")
+    unused = _image(engine, tmp_path / "unused", "deepinfer-base:os-cleaning-unused")
+    upper = _image(
+        engine, tmp_path / "upper", "deepinfer-base:cleaning-five-replica", "deepinfer-base:os-cleaning-used"
+    )
+    with cache.locked("replica"):
+        assert clean.remove_unused_os_layers(engine) == []
+    gone = {image.id for image in clean.remove_unused_os_layers(engine)}
+    assert unused in gone and used not in gone
+    assert engine.image_id("deepinfer-base:os-cleaning-used") == used
+    assert engine.image_id("deepinfer-base:cleaning-five-replica") == upper
