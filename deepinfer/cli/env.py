@@ -23,9 +23,7 @@ def _seconds(text: str) -> float:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The verb's own options."""
-    parser.add_argument(
-        "--json", action="store_true", help="print JSON, alone on stdout (see deepinfer/environment/report.py)"
-    )
+    parser.add_argument("--json", action="store_true", help="print everything as JSON, alone on stdout")
     parser.add_argument(
         "--timeout", type=_seconds, default=DEFAULT_TIMEOUT_S, metavar="SECONDS",
         help=f"how long each part may take to answer (default {DEFAULT_TIMEOUT_S:g})",

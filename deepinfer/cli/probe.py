@@ -39,7 +39,10 @@ def run(args: argparse.Namespace) -> int:
     reports: list[Report] = []
     for folder in folders or [""]:
         reports.append(run_probe(folder, compile_only=args.compile_only, timeout=args.timeout))
-        print(as_text(reports[-1]), file=sys.stderr if args.json else sys.stdout, flush=True)
+        if not args.json:
+            print(as_text(reports[-1]), flush=True)
+        elif not reports[-1].ok:  # a terminal mixes both streams: where all is well there is JSON alone
+            print(as_text(reports[-1]), file=sys.stderr, flush=True)
     passed = all(report.ok for report in reports)
     if args.json:
         probes = [report.to_json() for report in reports]

@@ -87,15 +87,16 @@ def _toolchain() -> Found:
 
 
 def _module(name: str, *distributions: str) -> Found:
-    """Any importable module; the version is its own, or else that of the first distribution that is installed."""
+    """Any importable module; the version is its own, or that of a distribution which says more (3.8.10.post1)."""
     module = _import(name)
     version = str(getattr(module, "__version__", ""))
     for distribution in distributions:
-        if not version:
-            try:
-                version = importlib.metadata.version(distribution)
-            except importlib.metadata.PackageNotFoundError:
-                continue
+        try:
+            installed = importlib.metadata.version(distribution)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        if installed.startswith(version):
+            version = installed
     return Found(version, str(Path(module.__file__ or "").parent))
 
 

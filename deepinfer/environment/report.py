@@ -54,7 +54,7 @@ def collect(timeout_s: float = DEFAULT_TIMEOUT_S) -> dict[str, Any]:
         "parts": parts,
         "infiniband": _infiniband(),
         "cache": {"path": str(active.cache), "source": active.cache_source},
-        "variables": list(_variables(active.given)),
+        "variables": list(_variables(active)),
         "image": image,
     }
     notices = [*active.notices, *image_problem, *_variable_notices(), *_part_notices(parts)]
@@ -109,11 +109,13 @@ def _infiniband() -> dict[str, Any]:
     return {"devices": list(devices), "gin": not disabled, "reason": reason}
 
 
-def _variables(given: dict[str, str]) -> Iterator[dict[str, str]]:
+def _variables(active: activation.Activation) -> Iterator[dict[str, str]]:
+    given = active.given
+    resolved = {envs.HOME.name: str(active.home), envs.CACHE_DIR.name: str(active.cache)}
     for variable in envs.VARIABLES:
         if variable.reader == "engine" or variable.is_set:
             source = "environment" if variable.is_set else "default"
-            value = variable.text if variable.is_set else variable.shown_default
+            value = variable.text if variable.is_set else resolved.get(variable.name, variable.shown_default)
             yield {"name": variable.name, "value": value, "source": source, "meaning": variable.meaning}
     for other in envs.FOREIGN:
         if envs.read(other):
@@ -169,10 +171,27 @@ def render(report: dict[str, Any]) -> str:
     width = max(len(row["name"]) for row in report["variables"])
     lines += [f"{row['name']:<{width}} = {row['value']}  ({row['source']})" for row in report["variables"]]
     if report["image"] is not None:
-        lines += ["", "image.json:", *json.dumps(report["image"], indent=2).splitlines()]
+        lines += ["", *_image_lines(report["image"])]
     if report["notices"]:
         lines += ["", *(f"notice: {notice}" for notice in report["notices"])]
     return "\n".join(lines)
+
+
+def _image_lines(image: dict[str, Any]) -> Iterator[str]:
+    """What a reader wants to know of image.json, whatever of it is there."""
+    yield " ".join(filter(None, ["image", str(image.get("image", "")), str(image.get("tag", ""))]))
+    base = _object(image.get("base"))
+    if base:
+        yield f"  base: {base.get('kind', '')} {base.get('reference', '')}"
+    components = {name: _object(facts) for name, facts in _object(image.get("components")).items()}
+    for status, word in (("installed", "holds"), ("unsupported", "left out")):
+        named = [f"{n} {c.get('version', '')}".strip() for n, c in components.items() if c.get("status") == status]
+        if named:
+            yield f"  {word}: {', '.join(named)}"
+    changed = _object(image.get("declared"))
+    if changed:
+        yield f"  differs from its base on purpose: {', '.join(changed)}"
+    yield "  `deepinfer env --json` shows all that is recorded"
 
 
 def _details(row: dict[str, Any]) -> Iterator[str]:

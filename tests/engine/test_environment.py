@@ -62,6 +62,8 @@ def test_the_report_as_json(run_python: Run, package_with_c: Path) -> None:
         assert rows["deep_ep"]["reason"] == "not installed"
     assert "DEEPINFER_CACHE is not a variable of DeepInfer: did you mean DEEPINFER_CACHE_DIR?" in seen["notices"]
     sources = {row["name"]: row["source"] for row in seen["variables"]}
+    values = {row["name"]: row["value"] for row in seen["variables"]}
+    assert values["DEEPINFER_HOME"] == seen["deepinfer"]["home"] and values["DEEPINFER_CACHE_DIR"].startswith("/")
     assert sources["DEEPINFER_CACHE_DIR"] == "default" and sources["TRITON_CACHE_DIR"].startswith("deepinfer: ")
 
 
@@ -74,6 +76,28 @@ def test_the_report_as_text(run_python: Run) -> None:
     assert "= /var/kernels  (environment)" in done.stdout
     assert "notice: DEEPINFER_DEBUG='maybe' is not allowed" in done.stdout
     assert "Traceback" not in done.stderr
+
+
+def test_the_image_is_told_in_a_few_lines() -> None:
+    image = {
+        "image": "cpu", "tag": "0.1.0-cpu-x", "base": {"kind": "replica", "reference": "b:1", "facts": {}},
+        "components": {"_C": {"version": "0.1.0", "status": "installed"}, "deep_ep": {"status": "unsupported"},
+                       "odd": 3},
+        "declared": {"nccl": {"version": "2"}},
+    }  # fmt: skip
+    assert list(report._image_lines(image)) == [
+        "image cpu 0.1.0-cpu-x", "  base: replica b:1", "  holds: _C 0.1.0", "  left out: deep_ep",
+        "  differs from its base on purpose: nccl", "  `deepinfer env --json` shows all that is recorded",
+    ]  # fmt: skip
+    assert len(list(report._image_lines({"base": "damaged", "components": []}))) == 2
+
+
+def test_the_version_that_says_more_counts(tmp_path: Path, plant: Callable[[str, str], Path]) -> None:
+    folder = plant("xgrammar", "__version__ = '3.8.10'")
+    for version, told in (("3.8.10.post20260721", "3.8.10.post20260721"), ("9.9", "3.8.10")):
+        (folder / "xgrammar-1.dist-info").mkdir(exist_ok=True)
+        (folder / "xgrammar-1.dist-info/METADATA").write_text(f"Name: xgrammar\nVersion: {version}\n")
+        assert children.examine("xgrammar", 60)["version"] == told
 
 
 def test_a_segmentation_fault_is_a_row(plant: Callable[[str, str], Path]) -> None:
