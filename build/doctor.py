@@ -109,8 +109,10 @@ def _environment(environment: Environment) -> Row:
     if "build" in missing:
         return Row(".venv", "warn", f"{environment.folder} lacks {', '.join(missing)}; ./run installs them", commands)
     if missing:
-        detail = f"{environment.folder}; {', '.join(missing)} for tests: ./run test installs them"
-        return Row(".venv", "ok", detail)
+        held = [name for name in everything if name not in missing]
+        detail = f"{environment.folder} holds the set{'s' * (len(held) > 1)} {', '.join(held)}"
+        lacks = " and ".join(missing)
+        return Row(".venv", "ok", f"{detail}; `./run test` adds {lacks}, which only tests and commands need")
     return Row(".venv", "ok", f"{environment.folder}, as the locks say")
 
 
@@ -139,25 +141,24 @@ def lock_problems(name: str) -> list[str]:
 
 
 def _engine() -> Iterator[Row]:
+    elsewhere = docker_engine.elsewhere()
+    can_set_up = system.is_root() and not elsewhere and shutil.which("apt-get") is not None
     try:
         command = build_command()
         version = call(command[0], "--version", quiet=True, check=False).stdout.strip()
         yield Row("BuildKit", "ok", f"{command[0]}: {version}")
     except EnvironmentCannot as problem:
-        yield Row(
-            "BuildKit",
-            "fail",
-            problem.what,
-            system.install_command(docker_engine.missing_packages(engine=True) or ["docker.io"]),
-        )
-    elsewhere = docker_engine.elsewhere()
+        advice = system.install_command(docker_engine.missing_packages(engine=True) or ["docker.io"])
+        if can_set_up and shutil.which("docker") is None:
+            yield Row("BuildKit", "warn", f"{problem.what}; ./run build installs one", advice)
+        else:
+            yield Row("BuildKit", "fail", problem.what, advice)
     where = docker_engine.place()
     refused = docker_engine.refusal()
     if refused:
-        can_start = system.is_root() and not elsewhere
-        detail = f"none answers at {where}: {refused}" + ("; ./run build starts one" if can_start else "")
+        detail = f"none answers at {where}: {refused}" + ("; ./run build starts one" if can_set_up else "")
         advice = "" if elsewhere else "\n".join(docker_engine.commands())
-        yield Row("Docker engine", "warn" if can_start else "fail", detail, advice)
+        yield Row("Docker engine", "warn" if can_set_up else "fail", detail, advice)
     else:
         yield _answering_engine(Engine.connect(), where)
     if shutil.which("debootstrap", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"):
@@ -205,10 +206,8 @@ def disk_row(name: str, path: Path, least_gb: float, comfortable_gb: float) -> R
 
 def _machine() -> Iterator[Row]:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    at_once = int(memory // COMPILE_GIB)
-    detail = f"{memory:.1f} GiB: room for {at_once} compiles at once ({COMPILE_GIB} GiB each)"
-    yield Row("memory", "ok" if at_once else "fail", detail, "" if at_once else "use a machine with at least 4 GiB")
     cores = len(os.sched_getaffinity(0))
+    yield memory_row(memory, cores)
     yield Row("cores", "ok" if cores > 1 else "warn", f"{cores}")
     compiler = shutil.which("g++")
     if compiler is None:
@@ -220,6 +219,18 @@ def _machine() -> Iterator[Row]:
         old = version.partition(".")[0].isdigit() and int(version.partition(".")[0]) < 13
         note = "; on the host DeepGEMM and DeepEP want 13 (images bring their own)" if old else ""
         yield Row("g++", "ok", f"{version}{note}")
+
+
+def memory_row(memory_gib: float, cores: int) -> Row:
+    """Judge the memory by how many compiles fit in it; more than there are cores are never run."""
+    fit = int(memory_gib // COMPILE_GIB)
+    if not fit:
+        detail = f"{memory_gib:.1f} GiB, and one compile takes {COMPILE_GIB}"
+        return Row("memory", "fail", detail, "use a machine with at least 4 GiB")
+    at_once = min(fit, cores)
+    bound = "the cores allow no more" if fit >= cores else "the cores would allow more"
+    detail = f"{memory_gib:.1f} GiB: {at_once} compiles at once ({COMPILE_GIB} GiB each; {bound})"
+    return Row("memory", "ok", detail.replace(" 1 compiles", " 1 compile"))
 
 
 def _cache() -> Iterator[Row]:

@@ -14,6 +14,8 @@ from build import doctor
 from build.cache import REPOSITORY
 from build.doctor import Row
 from build.errors import EnvironmentCannot
+from build.setup import docker_engine, system
+from build.setup.environment import Environment
 
 
 def _rows(**changes: str) -> tuple[int, dict[str, dict[str, str]]]:
@@ -67,6 +69,40 @@ def test_disk_is_judged_by_what_a_build_needs(tmp_path: Path) -> None:
     assert doctor.disk_row("disk", tmp_path, 0.0, 1e9).status == "warn"
     full = doctor.disk_row("disk", tmp_path, 1e9, 1e9)
     assert full.status == "fail" and "clean --image" in full.next_step
+
+
+def test_memory_is_judged_together_with_the_cores() -> None:
+    assert doctor.memory_row(2.0, 8).status == "fail"
+    assert ": 2 compiles at once" in doctor.memory_row(24.0, 2).detail
+    assert ": 7 compiles at once" in doctor.memory_row(24.0, 64).detail
+    assert ": 1 compile at once" in doctor.memory_row(4.0, 2).detail
+
+
+@pytest.mark.parametrize(("root", "statuses"), [(True, {"warn"}), (False, {"fail"})])
+def test_a_machine_without_docker_lacks_what_a_build_as_root_sets_up(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, root: bool, statuses: set[str]
+) -> None:
+    def none() -> tuple[str, ...]:
+        raise EnvironmentCannot("no docker command here can build with BuildKit")
+
+    (tmp_path / "apt-get").touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("DOCKER_HOST", raising=False)
+    monkeypatch.setattr(doctor, "build_command", none)
+    monkeypatch.setattr(docker_engine, "DEFAULT_SOCKET", str(tmp_path / "docker.sock"))
+    monkeypatch.setattr(system, "is_root", lambda: root)
+    rows = {row.name: row for row in doctor._engine()}
+    assert {rows[name].status for name in ("BuildKit", "Docker engine")} == statuses
+    assert "apt-get install" in rows["BuildKit"].next_step
+
+
+def test_what_venv_holds_and_lacks_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = Environment(tmp_path)
+    monkeypatch.setattr(Environment, "missing", lambda self, sets: ["test", "engine"])
+    row = doctor._environment(environment)
+    assert row.status == "ok" and row.detail == (
+        f"{tmp_path}/.venv holds the set build; `./run test` adds test and engine, which only tests and commands need"
+    )
 
 
 def test_table_puts_the_command_below_its_row() -> None:
