@@ -11,10 +11,11 @@ from invoke.tasks import task
 
 from build.command import folder, one_of, told_plainly, whole_number
 
-IMAGE = "images by name: globs and comma lists, as in 'fla*,cpu'"
-COMPONENT = "components by name: globs and comma lists"
-BASE = "auto: the vendor's image if it is here or can be pulled, else the replica; vendor; replica"
-REGISTRY = "HOST:PORT of a registry that has the vendors' images under their usual paths, instead of the vendors' own"
+NAMES = "by name: globs and comma lists, as in 'fla*,cpu'"
+IMAGE = f"targets {NAMES}; a glob means images only, the host has to be named (default: every image)"
+COMPONENT = "components by name: globs and comma lists (default: all)"
+BASE = "auto: the vendor's image if it is here or can be pulled, else the replica; vendor; replica (default: auto)"
+REGISTRY = "HOST:PORT of a registry that has the vendors' images under their usual paths (default: the vendors' own)"
 JSON = "print JSON alone on stdout"
 
 
@@ -44,10 +45,10 @@ def plan(c: Context, image: str = "*", component: str = "*", base: str = "auto",
         "registry": REGISTRY,
         "accept-base": "go on although the base differs from what matrix.yaml expects",
         "keep-going": "after a failure do the rest, and list everything at the end",
-        "jobs": "compiles at once; by default as many as processors and memory allow",
+        "jobs": "compiles at once (default: as many as processors and memory allow)",
         "offline": "host: a folder of packs, for a machine without a network",
         "replace-nccl": "host: replace the NCCL file that torch loads (`clean --host` puts it back)",
-        "prefix": "host: the folder to install into",
+        "prefix": "host: the folder to install into (default: host/prefix in the build cache)",
         "wheels-from": "HOST[:PORT]/PATH: take components that another machine compiled and pushed with "
         "`publish --wheels` from this registry, by their key, and compile the rest",
     },
@@ -105,9 +106,9 @@ def inspect(c: Context, image: str = "*", base: str = "auto", registry: str = ""
     auto_shortflags=False,
     help={
         "image": IMAGE,
-        "gpus": "also run the GPU stage on this many GPUs",
+        "gpus": "also run the GPU stage on this many GPUs (default: 0, without it)",
         "offline": "host: a folder of packs; every Triton in it is probed",
-        "prefix": "host: the folder that was installed into",
+        "prefix": "host: the folder that was installed into (default: host/prefix in the build cache)",
         "json": JSON,
     },
 )
@@ -135,7 +136,7 @@ def check(
 @task(
     auto_shortflags=False,
     help={
-        "image": IMAGE + "; by default all that are built here",
+        "image": f"images {NAMES} (default: all that are built here)",
         "registry": "HOST[:PORT]/PATH to push to, as in registry.example.org:5000/team; `docker login` for a password",
         "archive": "write one image as an OCI archive into this file, for a cluster without a registry",
         "from": "load an archive that `publish --archive` wrote",
@@ -181,7 +182,7 @@ def publish(
     auto_shortflags=False,
     help={
         "image": "an image by its name in matrix.yaml (globs and comma lists), or as Docker knows it",
-        "manifest": "its manifest, or the folder that holds it; by default the build cache's",
+        "manifest": "its manifest, or the folder that holds it (default: the build cache's)",
         "key": "cosign's public key, to check the signature; with --sign the private key",
         "sign": "sign the manifest with cosign, if every fact is as recorded",
         "json": JSON,
@@ -203,8 +204,8 @@ def verify(c: Context, image: str, manifest: str = "", key: str = "", sign: bool
     auto_shortflags=False,
     help={
         "image": IMAGE,
-        "format": "table, json, or github: one line for `strategy.matrix` of a workflow",
-        "base": "kind of base: all, vendor or replica",
+        "format": "table, json, or github: one line for `strategy.matrix` of a workflow (default: table)",
+        "base": "kind of base: all, vendor or replica (default: all)",
         "hosted": "only what fits a hosted runner, for pull requests",
         "check": "first see that the files generated from matrix.yaml follow from it",
     },
@@ -238,7 +239,7 @@ def doctor(c: Context, json: bool = False, online: bool = False) -> None:
 @task(
     auto_shortflags=False,
     help={
-        "image": IMAGE + "; removes images and containers of ours",
+        "image": f"remove images and containers of ours, {NAMES} (default: none)",
         "docker": "stop the Docker engine that ./run started",
         "cache": "remove the build cache; needs --yes",
         "host": "put the NCCL file that was replaced back, and remove the prefix",
@@ -262,7 +263,7 @@ def clean(
     auto_shortflags=False,
     help={
         "keep": "keep the images that the tests made",
-        "all-images": "build, check and test every image, one at a time; by default cpu and flagtree",
+        "all-images": "build, check and test every image, one at a time (default: cpu and flagtree)",
     },
 )
 def test(c: Context, keep: bool = False, all_images: bool = False) -> None:

@@ -17,7 +17,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent.parent
 if str(REPOSITORY) not in sys.path:
     sys.path.insert(0, str(REPOSITORY))
 
-from build.errors import BuildError, of_system  # noqa: E402
+from build.errors import BuildError, UsageError, of_system  # noqa: E402
 from build.setup.request import USAGE, Request, parse  # noqa: E402
 
 COMMAND_NOT_FOUND = 127
@@ -33,6 +33,12 @@ def main(argv: Sequence[str]) -> int:
             return 0
         if os.environ.get("DEEPINFER_PYTHON"):
             _go(request, *_given_interpreter(request))
+        if request.offline_first:
+            raise UsageError(
+                "--offline before the verb goes with DEEPINFER_PYTHON, which is not set",
+                next_step="set DEEPINFER_PYTHON to the Python that shall take the packs; for what the host target "
+                "takes from a folder of packs: ./run build --image host --offline DIR",
+            )
         found = _own_environment(request)
         if isinstance(found, int):
             return found

@@ -29,6 +29,8 @@ class Request:
     arguments: tuple[str, ...] = ()
     may_install: bool = True
     offline: Path | None = None
+    offline_first: bool = False
+    """Whether `--offline` stood before the verb, where it is `./run`'s own."""
 
     @property
     def asks_help(self) -> bool:
@@ -105,7 +107,7 @@ def parse(argv: Sequence[str]) -> Request:
         raise UsageError("`./run --` needs a command after it", next_step="for example: ./run -- python --version")
     found = offline or ("" if verb in ("", "--") else _option(words, "--offline"))
     folder = Path(found).expanduser().absolute() if found else None
-    return Request(verb, tuple(words), may_install, folder)
+    return Request(verb, tuple(words), may_install, folder, offline_first=offline is not None)
 
 
 def _option(words: Sequence[str], *names: str) -> str:

@@ -42,6 +42,18 @@ def test_help_needs_nothing_installed(project: Project) -> None:
     assert not (project.root / ".venv").exists()
 
 
+def test_a_machine_without_python_is_told_how_to_get_one(project: Project, tmp_path: Path) -> None:
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name in ("sh", "sed", "id", "dirname", "readlink", "env"):
+        (programs / name).symlink_to(str(shutil.which(name)))
+    for words in ((), ("-h",), ("--help",)):
+        shown = project.run(*words, PATH=str(programs))
+        assert shown.code == 0 and "\n  show\n  build\n" in shown.out and "apt-get update && " in shown.out
+    refused = project.run("show", PATH=str(programs))
+    assert refused.code == 4 and "apt-get update && " in refused.err and "python3-venv" in refused.err
+
+
 def test_second_start_installs_and_writes_nothing(ready: Project) -> None:
     before = ready.record.stat()
     again = ready.run("show")
@@ -73,6 +85,7 @@ def test_usage_errors_are_exit_1_and_an_unknown_verb_too(ready: Project) -> None
         (["--nosetup", "show"], "does not know the option --nosetup"),
         (["--"], "needs a command"),
         (["--offline"], "--offline needs"),
+        (["--offline", "/nonexistent", "show"], "--offline before the verb goes with DEEPINFER_PYTHON"),
         (["shwo"], "no verb 'shwo'; did you mean 'show'?"),
         (["show", "--wrod", "x"], "show has no option '--wrod'; did you mean '--word'?"),
         (["show", "--word"], "--word needs a value"),
