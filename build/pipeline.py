@@ -90,7 +90,7 @@ def _make(
 def known_base(target: Target, mode: str) -> tuple[BaseKind, Inspection | None]:
     """What is known of a base without touching Docker: the last inspection of the base that a build would use."""
     if target.kind == "host":
-        return "host", None
+        return "host", host.known_machine()
     kinds: list[BaseKind] = []
     if target.vendor is not None and (mode != "replica" or target.replica is None):
         kinds.append("vendor")

@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 from build import cuda_headers
 from build.inspection import Inspection
-from build.matrix.constraints import Facts, beyond, satisfies, unmet
-from build.matrix.formats import fact_label
+from build.matrix.constraints import Facts, beyond, satisfies, unmet, wanted
+from build.matrix.formats import REQUIRE_FACTS, fact_label
 from build.matrix.model import Component, Matrix, Target
 
 CellStatus = Literal["cached", "build", "unsupported"]
@@ -21,6 +21,7 @@ BaseKind = Literal["vendor", "replica", "host"]
 
 KEY_FORMAT = "1"
 """Part of every key; a new number makes every key new."""
+_FACT_INPUTS = ("torch", "cuda", "gcc", "glibc")
 BY_PATH = "a second file of the same soname does not help: torch loads its own by path"
 
 
@@ -32,6 +33,7 @@ class Cell:
     reason: why it is unsupported, or why an expected cell has no key.
     inputs: what the key hashes, by name, so that two keys can be compared and the manifest can say why it rebuilt.
     expected: the facts come from `expect`, not from an inspection.
+    undecided: `expect` leaves a fact out on which it depends, so that it may turn out to be unsupported.
     notes: what a reader of the plan should know: a constraint of upstream's that is gone past, what is replaced.
     """
 
@@ -43,6 +45,7 @@ class Cell:
     inputs: Mapping[str, str] = field(default_factory=dict)
     expected: bool = False
     notes: tuple[str, ...] = ()
+    undecided: bool = False
 
     @property
     def name(self) -> str:
@@ -87,7 +90,7 @@ class TargetPlan:
                     "key": cell.key,
                     "expected": cell.expected,
                     "notes": list(cell.notes),
-                    "inputs": dict(sorted(cell.inputs.items())),
+                    "inputs": dict(sorted({**_unknown_inputs(cell), **cell.inputs}.items())),
                 }
                 for cell in self.cells
             ],
@@ -162,6 +165,7 @@ class _Known:
         )
         # The host has no `expect`: nothing is known of it before an inspection, so nothing is ruled out either.
         self.unknown = inspection is None and not self.facts
+        self.unstated = _unstated(self.facts) if inspection is None else frozenset()
         self.base: Facts = dict(self.facts)
         self.missing: dict[str, str] = {}
         kit = inspection.nvcc if inspection is not None and cuda_headers.has_kit(inspection) else None
@@ -190,6 +194,20 @@ class _Known:
             self.facts[component.provides] = component.version
 
 
+def _unstated(facts: Facts) -> frozenset[str]:
+    """The facts that `expect` leaves out: what they are, only an inspection can say.
+
+    A torch that is stated without a CUDA is a build for the CPU, as PyPI's version for it need not say.
+    """
+    left_out = frozenset(REQUIRE_FACTS) - facts.keys()
+    return left_out - {"cuda", "nccl"} if facts.get("torch") and "cuda" in left_out else left_out
+
+
+def _unknown_inputs(cell: Cell) -> dict[str, None]:
+    """Those of a cell's inputs that nobody knows yet: null in JSON, while "none" is a fact."""
+    return dict.fromkeys(_FACT_INPUTS) if cell.expected and cell.component.kind != "overlay" else {}
+
+
 def _cell(component: Component, known: _Known, cached: Callable[[str], bool]) -> Cell:
     reason = "" if known.unknown else _unsupported(component, known)
     if reason:
@@ -199,13 +217,18 @@ def _cell(component: Component, known: _Known, cached: Callable[[str], bool]) ->
     if known.inspection is None:
         held = "no facts yet" if known.unknown else "expected facts only"
         why = f"{held}: the key, and whether it is cached, are known once {known.speaker} was inspected"
-        return Cell(known.target.name, component, "build", reason=why, inputs=inputs, expected=True, notes=notes)
+        undecided = known.unknown or bool(_undecided(component, known))
+        return Cell(
+            known.target.name, component, "build", reason=why, inputs=inputs, expected=True, notes=notes,
+            undecided=undecided,
+        )  # fmt: skip
     key = _digest(inputs)
     return Cell(known.target.name, component, "cached" if cached(key) else "build", key, inputs=inputs, notes=notes)
 
 
 def _unsupported(component: Component, known: _Known) -> str:
-    problems = unmet(component, known.facts_for(component), known.speaker)
+    found = unmet(component, known.facts_for(component), known.speaker)
+    problems = {fact: text for fact, text in found.items() if fact not in known.unstated}
     for fact in problems:
         if fact in known.missing and known.base.get(fact) is not None:
             problems[fact] += f", and {fact_label(fact)} is not replaced there: {known.missing[fact]}"
@@ -219,7 +242,7 @@ def _cannot_replace(component: Component, fact: str, known: _Known) -> str:
     held = known.base.get(fact)
     label = fact_label(fact)
     if held is None:
-        return f"{known.speaker} has no {label} to replace"
+        return "" if fact in known.unstated else f"{known.speaker} has no {label} to replace"
     if satisfies(held, f">{component.version}"):
         return f"{known.speaker} has {label} {held}: an older one, {component.version}, is never put over it"
     if known.may_replace or held == component.version:
@@ -228,8 +251,20 @@ def _cannot_replace(component: Component, fact: str, known: _Known) -> str:
     return f"torch here loads {label} {held}; putting {component.version} in its place needs {flag} ({BY_PATH})"
 
 
+def _beyond(component: Component, known: _Known) -> tuple[str, ...]:
+    stated = {fact: passed for fact, passed in component.beyond.items() if fact not in known.unstated}
+    return beyond(dataclasses.replace(component, beyond=stated), known.facts, known.speaker)
+
+
+def _undecided(component: Component, known: _Known) -> tuple[str, ...]:
+    """A line on the constraints about which `expect` says nothing."""
+    facts = known.facts_for(component)
+    texts = [wanted(f, s) for f, s in component.requires.items() if f in known.unstated and facts.get(f) is None]
+    return (f"needs {'; '.join(texts)}: not stated in expect, the inspection decides",) if texts else ()
+
+
 def _notes(component: Component, known: _Known) -> tuple[str, ...]:
-    notes = () if known.unknown else beyond(component, known.facts, known.speaker)
+    notes = () if known.unknown else (*_undecided(component, known), *_beyond(component, known))
     if component.kind != "overlay" and component.requires.get("cuda") and known.headers_over is not None:
         text = f"compiled with the headers of CUDA {known.headers_over}, laid over the base's {known.own_headers}"
         notes = (*notes, text)
@@ -257,7 +292,9 @@ def _cell_inputs(component: Component, known: _Known) -> dict[str, str]:
     if component.kind == "overlay":
         return inputs
     facts = known.facts
-    inputs |= {fact: facts.get(fact) or "none" for fact in ("torch", "cuda", "gcc", "glibc")}
+    inputs |= {
+        fact: facts.get(fact) or "none" for fact in _FACT_INPUTS if facts.get(fact) or fact not in known.unstated
+    }
     inputs["recipe"] = known.sources.get(f"recipe:{component.name}", "")
     inputs["builder"] = known.sources.get("builder", "")
     inputs["environment"] = json.dumps(dict(component.environment), sort_keys=True)

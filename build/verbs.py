@@ -66,7 +66,10 @@ def plan(image: str, component: str, base: str, *, as_json: bool) -> int:
     named = [matrix.targets[name] for name in select(list(matrix.targets), image, "image")]
     for target in _with_components(matrix, named, component):
         kind, inspection = pipeline.known_base(target, base)
-        plans.append(plan_target(matrix, target, component, kind, inspection))
+        if target.kind == "host" and inspection is not None:
+            plans.append(host.plan_host(matrix, target, component, inspection, replace=False))
+        else:
+            plans.append(plan_target(matrix, target, component, kind, inspection))
     if as_json:
         print(json.dumps(plans_json(plans), indent=2))
     else:

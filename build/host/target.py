@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from build import cache
+from build import cache, known
 from build.bases.inspect import inspect_host
 from build.call import call
 from build.errors import EnvironmentCannot
@@ -36,10 +36,18 @@ ELFUTILS = Path("elfutils/libdwfl.h")
 
 
 def inspect_this_machine() -> Inspection:
-    """What the chosen interpreter holds. Raises EnvironmentCannot when it has no torch."""
+    """What the chosen interpreter holds, kept for plans. Raises EnvironmentCannot when it has no torch."""
     python = host_python()
     require_torch(python)
-    return inspect_host(python)
+    inspection = inspect_host(python)
+    known.remember("host", "host", inspection)
+    return inspection
+
+
+def known_machine() -> Inspection | None:
+    """The last inspection of this machine, if it was of the interpreter that a build would take; looks at nothing."""
+    inspection = known.recall("host", "host")
+    return inspection if inspection is not None and inspection.reference == str(host_python()) else None
 
 
 def plan_host(matrix: Matrix, target: Target, components: str, inspection: Inspection, *, replace: bool) -> TargetPlan:

@@ -121,9 +121,11 @@ class Target:
     components: Annotated[tuple[Annotated[str, f.NAME], ...], "names of components"]
     vendor: Annotated[str | None, f.REFERENCE, "reference of the real base; left out if there is none"] = None
     vendor_gb: Annotated[float, "GB on disk that a pull of the real base needs"] = 0.0
-    expect: Annotated[Expect, "facts of the vendor's base; a base that differs stops the build"] = field(
-        default_factory=dict
-    )
+    expect: Annotated[
+        Expect,
+        "facts of the vendor's base, which stops the build where it differs; a fact left out is known once it was "
+        "inspected, but a torch without `cuda` is a build for the CPU",
+    ] = field(default_factory=dict)
     replica: Annotated[Replica | None, "how to make a stand-in for the base"] = None
     toolchain: Annotated[Toolchain | None, "the run-time CUDA tool chain"] = None
     runtime_lock: Annotated[

@@ -16,7 +16,7 @@ from build.matrix.generated import run_generator
 from build.matrix.load import load_matrix
 from build.matrix.model import Beyond, Component, Document, Matrix, Replica, Source, Target, Toolchain
 from build.matrix.shape import Hint, fields_of, take_apart
-from build.plan import BaseKind, TargetPlan, make_plan
+from build.plan import BaseKind, Cell, TargetPlan, make_plan
 from build.sources import header_digests
 
 PAGE = REPOSITORY / "docs" / "matrix.md"
@@ -72,21 +72,21 @@ def _images(matrix: Matrix) -> Iterator[str]:
     for target in matrix.targets.values():
         for kind in _bases(target):
             plan = _expected(matrix, target, kind)
-            cells = {cell.component.name: cell.status != "unsupported" for cell in plan.cells}
-            marks = [_mark(target, one, cells.get(name)) for name, one in matrix.components.items()]
+            cells = {cell.component.name: cell for cell in plan.cells}
+            marks = [_mark(cells.get(name)) for name in matrix.components]
             rows.append((f"`{target.name}`", kind, *marks))
     yield from _table(("image", "base", *(one.title for one in matrix.components.values())), rows)
     yield "\nA version: built; no: cannot be built there, for the reason given below; -: not part of it;\n"
-    yield "depends: known once the machine was inspected.\n"
+    yield "depends: known once the base, or the machine, was inspected.\n"
 
 
-def _mark(target: Target, component: Component, possible: bool | None) -> str:
-    """What a cell of the table says; `possible` is None where the component is no part of the target."""
-    if possible is None:
+def _mark(cell: Cell | None) -> str:
+    """What a cell of the table says; None: it is no part of the target."""
+    if cell is None:
         return "-"
-    if target.kind == "host":
+    if cell.undecided:
         return "depends"
-    return component.version if possible else "no"
+    return cell.component.version if cell.status != "unsupported" else "no"
 
 
 def _target(matrix: Matrix, target: Target) -> Iterator[str]:
@@ -104,7 +104,7 @@ def _target(matrix: Matrix, target: Target) -> Iterator[str]:
         kinds = _bases(target)
         plans = [_expected(matrix, target, kind) for kind in kinds]
         rows = [
-            (fact_label(fact), *(plan.facts.get(fact) or "none" for plan in plans))
+            (fact_label(fact), *(plan.facts.get(fact) or "not stated" for plan in plans))
             for fact in EXPECT_FACTS
             if any(plan.facts.get(fact) for plan in plans)
         ]

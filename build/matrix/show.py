@@ -9,12 +9,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from build.plan import Cell, TargetPlan
 
 STYLES = {"cached": "green", "build": "yellow", "unsupported": "dim"}
+WIDE = 100
+"""Columns from which on a row says everything; with fewer, remarks stand under it and keys are left out."""
 SITE = "/opt/deepinfer/site"
 
 
@@ -28,9 +31,9 @@ def as_table(plans: Sequence[TargetPlan], *, width: int | None = None) -> str:
     terminal = sys.stdout.isatty()
     out = io.StringIO()
     console = Console(
-        file=out, width=max(columns, 60), color_system="auto" if terminal else None, force_terminal=terminal
+        file=out, width=max(columns, 40), color_system="auto" if terminal else None, force_terminal=terminal
     )
-    console.print(_tables(plans))
+    console.print(_tables(plans, narrow=columns < WIDE))
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()).rstrip()
 
 
@@ -44,10 +47,10 @@ def as_json(plans: Sequence[TargetPlan]) -> dict[str, Any]:
     }
 
 
-def _tables(plans: Sequence[TargetPlan]) -> RenderableType:
+def _tables(plans: Sequence[TargetPlan], *, narrow: bool) -> RenderableType:
     parts: list[RenderableType] = []
     for plan in plans:
-        parts += [_table(plan), *_remarks(plan), Text("")]
+        parts += [*(_rows(plan) if narrow else [_table(plan)]), *_remarks(plan), Text("")]
     return Group(*parts)
 
 
@@ -66,6 +69,18 @@ def _table(plan: TargetPlan) -> Table:
             Text("\n".join(consequences(cell, plan))),
         )
     return table
+
+
+def _rows(plan: TargetPlan) -> list[RenderableType]:
+    """As `_table`, for a narrow terminal."""
+    names = max(len(cell.name) for cell in plan.cells)
+    versions = max(len(cell.component.version) for cell in plan.cells)
+    rows: list[RenderableType] = [Text(headline(plan))]
+    for cell in plan.cells:
+        row = Text(f"{cell.name:<{names}}  {cell.component.version:<{versions}}  ")
+        rows.append(row.append(cell.status, style=STYLES[cell.status]))
+        rows += [Padding(Text(line), (0, 0, 0, 4)) for line in consequences(cell, plan)]
+    return rows
 
 
 def headline(plan: TargetPlan) -> str:

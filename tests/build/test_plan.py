@@ -366,3 +366,29 @@ def test_the_inputs_stay_readable() -> None:
     assert plan().image_inputs["base"] == SEEN.base_id
     assert target.toolchain is not None
     assert target.toolchain.prefix in plan().image_inputs["toolchain"]
+
+
+def test_what_expect_leaves_out_is_neither_there_nor_missing() -> None:
+    target = dataclasses.replace(MATRIX.targets["flagtree"], expect={"torch": "2.11.0+cu130", "cuda": "13.0"})
+    made = make_plan(
+        MATRIX,
+        target,
+        target.components,
+        inspection=None,
+        base_kind="vendor",
+        sources=SOURCES,
+        cached=lambda key: False,
+    )
+    extension = cells(made)["_C"]
+    assert (extension.status, extension.undecided) == ("build", True)
+    note = "needs gcc >= 11; Python >= 3.11: not stated in expect, the inspection decides"
+    assert note in extension.notes
+    (shown,) = [cell for cell in made.to_json()["cells"] if cell["cell"] == "flagtree/_C"]
+    assert (shown["inputs"]["torch"], shown["inputs"]["gcc"]) == ("2.11.0+cu130", None)
+    assert not cells(plan(seen=SEEN))["_C"].undecided
+    # A torch that is stated without a CUDA is known to have none.
+    bare = dataclasses.replace(target, expect={"torch": "2.13.0"})
+    made = make_plan(
+        MATRIX, bare, target.components, inspection=None, base_kind="vendor", sources=SOURCES, cached=lambda key: False
+    )
+    assert "a torch built for the CPU only" in cells(made)["deep_gemm"].reason

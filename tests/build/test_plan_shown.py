@@ -43,6 +43,15 @@ def test_a_narrow_terminal_loses_nothing() -> None:
         assert word in narrow
 
 
+def test_a_narrow_terminal_has_remarks_under_the_row_cut_between_words() -> None:
+    for width in (40, 60, 80):
+        lines = printed(expected("cpu"), width=width).splitlines()
+        assert max(map(len, lines)) <= width
+        row = next(number for number, line in enumerate(lines) if line.startswith("cpu/deep_gemm"))
+        assert lines[row].split() == ["cpu/deep_gemm", "2.8.2", "unsupported"]
+        assert lines[row + 1].startswith("    needs CUDA >= 12.9, the base has")
+
+
 def test_square_brackets_are_not_markup() -> None:
     import dataclasses
 

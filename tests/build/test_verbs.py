@@ -270,6 +270,22 @@ def test_what_a_plan_goes_by_is_the_last_inspection_of_the_base_that_a_build_wou
     assert pipeline.known_base(both, "auto") == ("vendor", seen)
 
 
+def test_a_plan_of_the_host_goes_by_its_last_inspection_of_the_same_python(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    host = load_matrix().targets["host"]
+    assert pipeline.known_base(host, "auto") == ("host", None)
+    monkeypatch.setenv("DEEPINFER_PYTHON", sys.executable)
+    seen = dataclasses.replace(base_facts(gcc="9.1"), reference=sys.executable)
+    known.remember("host", "host", seen)
+    assert pipeline.known_base(host, "auto") == ("host", seen)
+    assert verbs.plan("host", "_C", "auto", as_json=True) == 0
+    (cell,) = json.loads(capsys.readouterr().out)["plans"][0]["cells"]
+    assert cell["reason"] == "needs gcc >= 11, this machine has 9.1" and not cell["expected"]
+    known.remember("host", "host", dataclasses.replace(seen, reference="/another/python3"))
+    assert pipeline.known_base(host, "auto") == ("host", None)
+
+
 def test_the_exit_codes_are_those_of_the_readme() -> None:
     codes = {error.__name__: error.exit_code for error in BuildError.__subclasses__()}
     assert set(codes.values()) == {1, 2, 3, 4, 5, 6}
