@@ -90,6 +90,8 @@ def read_lock(path: Path) -> Lock:
             f"the lock {path} cannot be read: {problem.strerror}",
             next_step=f"make it with `python -m build.locks relock {path.with_suffix('.in')} --python 3.N`",
         ) from problem
+    except UnicodeDecodeError as problem:
+        raise MatrixError(f"the lock {path} is not text", next_step="restore it from the repository") from problem
     pins: dict[str, Pin] = {}
     problems: list[str] = []
     for number, line in _logical_lines(text):
@@ -107,6 +109,8 @@ def read_lock(path: Path) -> Lock:
             problems.append(f"{path}:{number}: {name} is already pinned in line {pins[name].line}")
         else:
             pins[name] = Pin(name, match["version"], hashes, number)
+    if not pins and not problems:  # half a file, or one that an editor emptied: an image without packages is no wish
+        problems.append(f"{path}: pins nothing")
     if problems:
         raise MatrixError("\n".join(problems), next_step="make the lock again with `python -m build.locks relock`")
     return Lock(path, tuple(pins.values()), tuple(_INDEX.findall(text)))

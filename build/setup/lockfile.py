@@ -44,6 +44,8 @@ def read_pins(lock: Path) -> dict[str, Pin]:
         raise MatrixError(
             f"{lock} cannot be read: {problem.strerror}", next_step="restore the file from the repository"
         ) from problem
+    except UnicodeDecodeError as problem:
+        raise MatrixError(f"{lock} is not text", next_step="restore the file from the repository") from problem
     pins: dict[str, Pin] = {}
     whole = re.sub(r"\\\n", " ", text)
     for line in whole.splitlines():

@@ -117,6 +117,16 @@ def test_a_lock_that_is_missing_says_how_to_make_it(tmp_path: Path) -> None:
     assert "relock" in caught.value.next_step
 
 
+@pytest.mark.parametrize(
+    ("content", "words"), [(b"", "pins nothing"), (b"# made by\n\n", "pins nothing"), (b"\x7fELF\xff", "is not text")]
+)
+def test_a_lock_that_was_emptied_or_is_no_text_is_refused(tmp_path: Path, content: bytes, words: str) -> None:
+    (tmp_path / "some.lock").write_bytes(content)
+    with pytest.raises(MatrixError, match=words) as told:
+        read_lock(tmp_path / "some.lock")
+    assert "some.lock" in told.value.what and told.value.next_step
+
+
 def test_the_key_of_a_lock_follows_its_pins_and_the_python_only(tmp_path: Path) -> None:
     first, second = tmp_path / "first.lock", tmp_path / "second.lock"
     first.write_text(f"# made today\na==1 --hash=sha256:{ONES}\nb==2 --hash=sha256:{TWOS}\n")

@@ -89,3 +89,9 @@ def test_lines_that_are_not_pins_are_refused(tmp_path: Path, line: str) -> None:
         read_pins(tmp_path / "x.lock")
     with pytest.raises(MatrixError, match="cannot be read"):
         read_pins(tmp_path / "absent.lock")
+
+
+def test_a_lock_that_is_no_text(tmp_path: Path) -> None:
+    (tmp_path / "build.lock").write_bytes(b"\x7fELF\xff\xfe")
+    with pytest.raises(MatrixError, match="is not text"):
+        read_pins(tmp_path / "build.lock")
