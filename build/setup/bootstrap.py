@@ -91,6 +91,7 @@ def _own_environment(request: Request) -> tuple[Path, dict[str, str]] | int:
 
     An exit code where something was refused and told already.
     """
+    from build.setup import install
     from build.setup.environment import Environment
 
     environment = Environment(REPOSITORY)
@@ -100,16 +101,18 @@ def _own_environment(request: Request) -> tuple[Path, dict[str, str]] | int:
         refused = docker_engine.refused(may_install=request.may_install)
         if refused is not None and not request.may_install:
             print(refused, file=sys.stderr)  # and go on to what else is missing: all is told at once
-        elif refused is not None:
-            raise refused  # now, and not after a long install
+        elif refused is not None:  # now, and not after a long install
+            if lacking := install.lacking(environment, request.sets):
+                print(lacking, file=sys.stderr)
+            raise refused
     else:
         refused = None
     if environment.missing(request.sets):
-        from build.setup import install
-
         install.ensure(environment, request.sets, may_install=request.may_install)
     if refused is not None:
         return refused.exit_code
+    if request.builds_host and request.may_install:
+        install.provide_compiler()
     if request.needs_docker:  # the tests of the images start the engine when their turn comes, and stop it again
         docker_engine.ensure(may_install=request.may_install, stays=True)
     path = f"{environment.python.parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"

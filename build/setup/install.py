@@ -45,12 +45,12 @@ def ensure(environment: Environment, sets: Sequence[str], *, may_install: bool) 
         if name != "engine":
             read_pins(environment.lock(name))  # a malformed lock is told before anything is made
     with environment.locked() as lock:
+        if packages := missing_packages(environment, sets):
+            system.install(packages, _why(packages), may_install=True)
         reason = environment.distrusted()
         if reason:
             system.say(f"making {environment.folder} anew: {reason}")
             shutil.rmtree(environment.folder)
-        if "engine" in environment.missing(sets) and (packages := _missing_compiler()):
-            system.install(packages, "deepinfer._C is compiled for the tests", may_install=True)
         if not environment.folder.exists():
             _create(environment, lock)
         for name in sets:
@@ -68,10 +68,9 @@ def commands(environment: Environment, sets: Sequence[str]) -> list[str]:
     """What a user types to have `sets` in `.venv`."""
     missing = environment.missing(sets)
     anew = bool(environment.distrusted())
-    packages = _missing_compiler() if "engine" in missing else []
+    packages = missing_packages(environment, sets)
     lines = [f"rm -rf {_quoted(environment.folder)}"] if anew else []
     if anew or not environment.folder.exists():
-        packages += _missing_venv()
         lines.append(f"{base_python()} -m venv {_quoted(environment.folder)}")
     if packages:
         lines.insert(0, system.install_command(packages))
@@ -113,7 +112,48 @@ def _check_possible(environment: Environment) -> None:
         )
 
 
-def _missing_compiler() -> list[str]:
+def missing_packages(environment: Environment, sets: Sequence[str]) -> list[str]:
+    """The distribution's packages without which `.venv` cannot get `sets`, all at once."""
+    packages = missing_compiler() if "engine" in environment.missing(sets) else []
+    if environment.missing(sets) and (environment.distrusted() or not environment.folder.exists()):
+        packages += _missing_venv()
+    return packages
+
+
+def _why(packages: Sequence[str]) -> str:
+    reasons = [f"{base_python()} cannot make .venv without {name}" for name in packages if name.endswith("-venv")]
+    if len(reasons) < len(packages):
+        reasons.append("deepinfer._C is compiled for the tests")
+    return ", and ".join(reasons)
+
+
+def lacking(environment: Environment, sets: Sequence[str]) -> EnvironmentCannot | None:
+    """The error that `ensure` would raise for want of root: what the distribution has to give, with the command."""
+    packages = missing_packages(environment, sets)
+    if not packages or system.is_root():
+        return None
+    return EnvironmentCannot(
+        f"{' '.join(packages)} is missing: {_why(packages)}",
+        cause="installing it needs root",
+        next_step=system.install_command(packages),
+    )
+
+
+def provide_compiler() -> None:
+    """For the host target: install the compiler that is missing, if that can be done.
+
+    Without it the build goes on, and says of each component that it is unsupported and why.
+    """
+    packages = missing_compiler()
+    if packages and system.is_root():
+        try:
+            system.install(packages, "`--image host` compiles on this machine", may_install=True)
+        except EnvironmentCannot as problem:
+            system.say(f"{problem.what}; going on without")
+
+
+def missing_compiler() -> list[str]:
+    """The packages that hold a C++ compiler and this Python's headers, as far as they are missing."""
     packages = [] if shutil.which("c++") else ["g++"]
     if not (Path(sysconfig.get_path("include")) / "Python.h").exists():
         packages.append(f"python3.{sys.version_info.minor}-dev")
@@ -125,8 +165,6 @@ def _missing_venv() -> list[str]:
 
 
 def _create(environment: Environment, lock: int) -> None:
-    if packages := _missing_venv():
-        system.install(packages, f"{base_python()} cannot make .venv without it", may_install=True)
     system.say(f"making {environment.folder} with {base_python()} (Python {platform.python_version()})")
     environment.folder.mkdir()
     environment.write_record(busy=True, anew=True)

@@ -53,6 +53,11 @@ class Request:
         return ("build", "test") if uses_torch else ("build",)
 
     @property
+    def builds_host(self) -> bool:
+        """Whether something is compiled on this machine, outside of containers."""
+        return self.verb == "build" and not self.asks_help and "host" in _parts(self.image_pattern)
+
+    @property
     def needs_docker(self) -> bool:
         """Whether an engine has to answer before the verb starts (`test` starts and stops its own)."""
         if self.asks_help:

@@ -52,6 +52,12 @@ def test_help_is_help_for_every_verb_and_wins_over_what_else_is_there() -> None:
     assert not parse(["test", "--", "-h"]).asks_help
 
 
+def test_a_compiler_is_wanted_where_the_host_is_built() -> None:
+    assert parse(["build", "--image", "cpu,host"]).builds_host
+    for line in ("build", "build --image h*", "build --image host -h", "check --image host", "plan --image host"):
+        assert not parse(line.split()).builds_host, line
+
+
 def test_only_a_plain_test_runs_the_images() -> None:
     assert parse(["test"]).runs_image_tests and parse(["test", "--keep"]).runs_image_tests
     assert not parse(["test", "--", "-q"]).runs_image_tests and not parse(["test", "--help"]).runs_image_tests
