@@ -131,8 +131,16 @@ def describe(outcome: Outcome) -> str:
         lines.append("  " + ", ".join(f"{name} {seconds:.1f} s" for name, seconds in outcome.times.items()))
     if outcome.manifest is not None:
         lines.append(f"  manifest: {outcome.manifest}")
-    lines.append(f"{outcome.target}: {outcome.status}: {outcome.where}" + _next(outcome))
+    lines.append(f"{outcome.target}: {outcome.status}{_empty(outcome)}: {outcome.where}" + _next(outcome))
     return "\n".join(lines)
+
+
+def _empty(outcome: Outcome) -> str:
+    """That nothing of what could be compiled is in it, for that is easily overlooked; the reasons are in the table."""
+    if outcome.status != "built" or not outcome.cells or any(cell.status != "unsupported" for cell in outcome.cells):
+        return ""
+    names = ", ".join(result.cell.component.name for result in outcome.cells)
+    return f" without any component ({names}: unsupported, see above)"
 
 
 def _next(outcome: Outcome) -> str:

@@ -18,9 +18,9 @@ from build.bases.registry import ask
 from build.call import CallFailed, call
 from build.containers import Engine
 from build.errors import EnvironmentCannot
+from build.matrix.formats import SUITES
 
 PUBLIC = "http://deb.debian.org/debian"
-SUITES = ("bookworm", "trixie")
 _RECIPE = 1  # part of the cached file's name: raise it when what is packed changes
 # State of this machine's clock and downloads, and what a container gets from its engine.
 _LEFT_OUT = re.compile(

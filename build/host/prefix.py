@@ -49,6 +49,14 @@ def is_ours(prefix: Path) -> bool:
         return False
 
 
+def python_of(prefix: Path) -> str:
+    """The interpreter that a prefix was laid for; empty if it is none of ours or does not say."""
+    try:
+        return str(json.loads((prefix / "image.json").read_text())["base"]["reference"]) if is_ours(prefix) else ""
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+
+
 def check_prefix(prefix: Path) -> None:
     """Refuse a folder that is not for us, before anything is compiled for it.
 

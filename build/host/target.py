@@ -20,7 +20,7 @@ from build.gpu.stage import StageResult, run_stage
 from build.host.compile import HostShop, compile_on_host
 from build.host.nccl import Replacement, replace_nccl, sha256_of
 from build.host.offline import OfflineFolder
-from build.host.prefix import check_prefix, default_prefix, is_ours, lay_prefix
+from build.host.prefix import check_prefix, default_prefix, is_ours, lay_prefix, python_of
 from build.inspection import Inspection
 from build.matrix.model import Matrix, Target
 from build.outcome import BuildOptions, Outcome, Status, Stopwatch, plan_target
@@ -82,12 +82,18 @@ def build(matrix: Matrix, target: Target, options: BuildOptions) -> Outcome:
         if not plan.complete:
             house = str(cache.root() / "wheelhouse")
             return Outcome(target.name, "components only", house, tuple(cells), times=watch.times)
-        with watch.step("assemble", f"host: prefix {prefix}"):
+        with watch.step("assemble", _prefix_line(prefix, inspection.executable)):
             lay_prefix(prefix, plan, inspection, cells, nccl=nccl, replaced=replaced, offline=offline)
         with watch.step("gates", "host: gates"):
             gates = _gates(plan, inspection, prefix)
     status: Status = "built" if all(gate.ok for gate in gates) else "gate failed"
     return Outcome(target.name, status, str(prefix), tuple(cells), tuple(gates), times=watch.times)
+
+
+def _prefix_line(prefix: Path, python: str) -> str:
+    earlier = python_of(prefix)
+    text = f"host: prefix {prefix} for {python}"
+    return text if earlier in ("", python) else f"{text}, in place of the one for {earlier}"
 
 
 def check(

@@ -15,6 +15,8 @@ from packaging.version import InvalidVersion, Version
 
 REQUIRE_FACTS = ("torch", "cuda", "nccl", "gcc", "python", "glibc")
 EXPECT_FACTS = ("python", "torch", "cuda", "triton", "tokenspeed-triton", "nccl", "gcc", "glibc")
+SUITES = ("bookworm", "trixie")
+"""The Debian suites whose root file system build/bases/rootfs.py can make."""
 FACT_LABELS = {"cuda": "CUDA", "nccl": "NCCL", "python": "Python", "triton": "Triton"}
 
 
@@ -96,7 +98,7 @@ VARIABLE = Format("the name of an environment variable", r"[A-Za-z_][A-Za-z0-9_]
 REFERENCE = Format(
     "an image reference: registry/name:tag or registry/name@sha256:…", r"[A-Za-z0-9][A-Za-z0-9._/:@-]{0,500}"
 )
-SUITE = Format("the name of a Debian suite, such as trixie", r"[a-z][a-z0-9-]{0,39}")
+SUITE = Format("one of the Debian suites " + ", ".join(SUITES), choices=SUITES)
 APT = Format("the name of a Debian package", r"[a-z0-9][a-z0-9+.-]{1,99}")
 PYTHON = Format('a Python version such as "3.13"', r"3\.[0-9]{1,2}")
 

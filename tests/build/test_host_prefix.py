@@ -15,7 +15,8 @@ import pytest
 from build.errors import EnvironmentCannot, MatrixError, UsageError
 from build.host.nccl import Replacement
 from build.host.offline import OfflineFolder
-from build.host.prefix import check_prefix, is_ours, lay_prefix
+from build.host.prefix import check_prefix, is_ours, lay_prefix, python_of
+from build.host.target import _prefix_line
 from build.matrix.model import Target
 from build.plan import Cell, TargetPlan
 from build.wheels.results import CellResult
@@ -91,6 +92,18 @@ def test_a_new_build_takes_the_place_of_the_old_one_and_of_its_files(place: Path
     assert (prefix / "site" / "part" / "__init__.py").read_text() == "v = '2.0'\n"
     assert not (prefix / "site" / "stale.py").exists()
     assert leftovers(place) == []
+
+
+def test_the_line_of_a_prefix_names_its_python_and_whose_place_it_takes(place: Path) -> None:
+    prefix = place / "prefix"
+    assert _prefix_line(prefix, "/a/python3") == f"host: prefix {prefix} for /a/python3"
+    lay(prefix)
+    own = this_machine().executable
+    assert python_of(prefix) == own
+    assert _prefix_line(prefix, own) == f"host: prefix {prefix} for {own}"
+    assert _prefix_line(prefix, "/a/python3").endswith(f"for /a/python3, in place of the one for {own}")
+    (prefix / "image.json").write_text('{"image": "host", "base": []}')
+    assert python_of(prefix) == ""
 
 
 def test_the_old_prefix_survives_what_fails(place: Path, tmp_path: Path) -> None:

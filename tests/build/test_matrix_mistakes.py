@@ -72,6 +72,11 @@ MISTAKES = {
     "null": ("licence: MIT", "licence:", ["components.deep_gemm.licence: has no value"]),
     "bad specifier": ('gcc: ">=11"', 'gcc: "=>11"', ["components._C.requires.gcc", "not a version specifier"]),
     "empty specifier": ('gcc: ">=11"', 'gcc: ","', ["components._C.requires.gcc", "is empty"]),
+    "unknown suite": (
+        "suite: trixie",
+        "suite: trixy",
+        ["replica.suite", "must be one of the Debian suites bookworm, trixie"],
+    ),
     "unknown fact": ('gcc: ">=11"', 'gc: ">=11"', ["requires.gc: unknown fact; did you mean 'gcc'?"]),
     "fact that cannot be required": ('gcc: ">=11"', 'triton: ">=3"', ["requires.triton: unknown fact"]),
     "unknown expected fact": ('tokenspeed-triton: "', 'tokenspeed: "', ["expect.tokenspeed: unknown fact"]),

@@ -55,6 +55,15 @@ def test_the_next_command_of_a_prefix_can_be_typed_whatever_its_name() -> None:
     assert shlex.split(last) == ["/a b/it's/bin/deepinfer", "env"]
 
 
+def test_a_build_without_any_component_says_so() -> None:
+    cells = [Cell("host", MATRIX.components[name], "unsupported") for name in ("_C", "deep_ep")]
+    nothing = tuple(CellResult(cell, "unsupported") for cell in cells)
+    first = describe(Outcome("host", "built", "/p", nothing)).splitlines()[0]
+    assert first == "host: built without any component (_C, deep_ep: unsupported, see above): /p"
+    some = (nothing[0], CellResult(cells[1], "cached"))
+    assert describe(Outcome("host", "built", "/p", some)).startswith("host: built: /p")
+
+
 def test_failures_say_where_to_look() -> None:
     assert "keeps its name" in describe(Outcome("cpu", "gate failed", "deepinfer:0.1.0-cpu-x"))
     assert "a rerun compiles only what is missing" in describe(Outcome("cpu", "component failed"))
