@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 from invoke.loader import FilesystemLoader
 from invoke.parser.context import ParserContext
@@ -19,3 +23,15 @@ def test_no_option_has_a_letter_and_each_is_explained(name: str) -> None:
     """`clean -h` once meant `clean --host`: letters are given by order, and change meaning from verb to verb."""
     assert VERBS[name] and all(argument.help for argument in VERBS[name])
     assert [flag for flag in ParserContext(args=VERBS[name]).flags if not flag.startswith("--")] == []
+
+
+def test_a_plan_is_told_on_a_terminal_that_knows_only_ascii() -> None:
+    argv = [sys.executable, "-P", str(REPOSITORY / "build/setup/program.py"), "--search-root", str(REPOSITORY), "plan"]
+    told = {}
+    for encoding in ("utf-8", "ascii"):
+        variables = {**os.environ, "PYTHONIOENCODING": encoding}
+        done = subprocess.run(argv, env=variables, capture_output=True, encoding="utf-8", check=False)
+        assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
+        told[encoding] = done.stdout
+    assert not told["utf-8"].isascii(), "else this says nothing"
+    assert told["ascii"] == "".join(letter if letter.isascii() else "?" for letter in told["utf-8"])
