@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from docker.errors import APIError
 from invoke.exceptions import Exit
+from requests import Response
 from requests.exceptions import ReadTimeout
 
 from build.cache import REPOSITORY
@@ -77,6 +78,23 @@ def test_a_refusal_of_the_engine_is_told(capsys: pytest.CaptureFixture[str], fai
     assert ended(failure) == 4
     err = capsys.readouterr().err
     assert str(failure) in err and "Docker engine" in err and "next step: " in err
+
+
+@pytest.mark.parametrize(
+    ("status", "words", "removed"),
+    [
+        (409, "can not get logs from container which is dead or marked for removal", True),
+        (404, "No such container: 0123", True),
+        (404, "No such image: deepinfer:cpu", False),
+        (409, "conflict: unable to remove repository reference", False),
+    ],
+)
+def test_a_container_that_somebody_removed_is_told_as_that(status: int, words: str, removed: bool) -> None:
+    answer = Response()
+    answer.status_code = status
+    told = as_build_error(APIError("the engine's answer", response=answer, explanation=words))
+    assert told.exit_code == 4 and words in told.what
+    assert told.what.startswith("something removed a container") == removed
 
 
 def test_output_that_nobody_reads_any_more_ends_quietly() -> None:
