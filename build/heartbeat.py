@@ -49,10 +49,11 @@ def activity(line: str) -> str:
 
 
 def shortened(text: str) -> str:
-    """The first whole words of a line that is too long for a terminal."""
+    """The beginning of a line that is too long for a terminal, cut between words where little is lost by that."""
     if len(text) <= _WIDTH:
         return text
-    return text[:_WIDTH].rpartition(" ")[0] + " …" if " " in text[:_WIDTH] else text[:_WIDTH] + "…"
+    words = text[:_WIDTH].rpartition(" ")[0]
+    return f"{words} …" if len(words) > _WIDTH * 0.8 else f"{text[:_WIDTH]}…"
 
 
 def last_line(log: Path) -> str:

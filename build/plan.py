@@ -12,9 +12,10 @@ from typing import Any, Literal
 
 from build import cuda_headers
 from build.inspection import Inspection
-from build.matrix.constraints import Facts, beyond, satisfies, unmet, wanted
-from build.matrix.formats import REQUIRE_FACTS, fact_label
+from build.matrix.constraints import beyond, satisfies, unmet, wanted
+from build.matrix.formats import fact_label
 from build.matrix.model import Component, Matrix, Target
+from build.plan_facts import KnownFacts
 
 CellStatus = Literal["cached", "build", "unsupported"]
 BaseKind = Literal["vendor", "replica", "host"]
@@ -120,13 +121,13 @@ def make_plan(
 
     A selection changes no key: the facts that overlays provide count whether they are selected or not.
     """
-    known = _Known(target, inspection, base_kind, sources, replace_nccl)
+    known = KnownFacts(target, inspection, base_kind, sources, replace_nccl)
     ordered = sorted((matrix.components[name] for name in target.components), key=lambda one: one.provides is None)
     cells = {}
     for component in ordered:
-        cells[component.name] = _cell(known.here(component), known, cached)
+        cell = cells[component.name] = _cell(known.here(component), known, cached)
         if component.provides is not None:
-            known.overlaid(component, cells[component.name])
+            known.overlaid(component, cell.reason if cell.status == "unsupported" else "")
     wanted_names = _closure(components, ordered)
     chosen = tuple(cells[component.name] for component in ordered if component.name in wanted_names)
     inputs = _image_inputs(known, chosen) if inspection is not None else {}
@@ -142,73 +143,12 @@ def make_plan(
     )
 
 
-class _Known:
-    """What is known of one target's base, and what the overlays planned so far make of it."""
-
-    def __init__(
-        self,
-        target: Target,
-        inspection: Inspection | None,
-        base_kind: BaseKind,
-        sources: Mapping[str, str],
-        replace_nccl: bool,
-    ) -> None:
-        self.target = target
-        self.inspection = inspection
-        self.base_kind = base_kind
-        self.sources = sources
-        self.may_replace = replace_nccl or target.kind == "image"
-        self.speaker = "the base" if target.kind == "image" else "this machine"
-        replica = target.replica.expect if target.replica is not None and base_kind == "replica" else {}
-        self.facts: dict[str, str | None] = (
-            inspection.facts() if inspection is not None else {**target.expect, **replica}
-        )
-        # The host has no `expect`: nothing is known of it before an inspection, so nothing is ruled out either.
-        self.unknown = inspection is None and not self.facts
-        self.unstated = _unstated(self.facts) if inspection is None else frozenset()
-        self.base: Facts = dict(self.facts)
-        self.missing: dict[str, str] = {}
-        kit = inspection.nvcc if inspection is not None and cuda_headers.has_kit(inspection) else None
-        self.own_headers = cuda_headers.own_headers(self.base.get("cuda"), kit)
-        # This machine compiles with what it has; the builder of an image has the headers of images/builder/ too.
-        locked = cuda_headers.locked_versions(sources) if target.kind == "image" else []
-        self.headers_over = cuda_headers.laid_over(self.own_headers, locked)
-
-    def here(self, component: Component) -> Component:
-        """The component as this base needs it: without shims that are for other bases."""
-        meant = all(satisfies(self.base.get(fact), wanted) for fact, wanted in component.shims_where.items())
-        return component if meant else dataclasses.replace(component, shims=())
-
-    def facts_for(self, component: Component) -> dict[str, str | None]:
-        """The facts that a component's constraints are about: for what is compiled, CUDA is the headers' version."""
-        if component.kind == "overlay":
-            return self.facts
-        return {**self.facts, "cuda": self.headers_over or self.own_headers}
-
-    def overlaid(self, component: Component, cell: Cell) -> None:
-        """Let an overlay's version count as the fact for those that come after it, or remember why it does not."""
-        assert component.provides is not None
-        if cell.status == "unsupported":
-            self.missing[component.provides] = cell.reason
-        else:
-            self.facts[component.provides] = component.version
-
-
-def _unstated(facts: Facts) -> frozenset[str]:
-    """The facts that `expect` leaves out: what they are, only an inspection can say.
-
-    A torch that is stated without a CUDA is a build for the CPU, as PyPI's version for it need not say.
-    """
-    left_out = frozenset(REQUIRE_FACTS) - facts.keys()
-    return left_out - {"cuda", "nccl"} if facts.get("torch") and "cuda" in left_out else left_out
-
-
 def _unknown_inputs(cell: Cell) -> dict[str, None]:
     """Those of a cell's inputs that nobody knows yet: null in JSON, while "none" is a fact."""
     return dict.fromkeys(_FACT_INPUTS) if cell.expected and cell.component.kind != "overlay" else {}
 
 
-def _cell(component: Component, known: _Known, cached: Callable[[str], bool]) -> Cell:
+def _cell(component: Component, known: KnownFacts, cached: Callable[[str], bool]) -> Cell:
     reason = "" if known.unknown else _unsupported(component, known)
     if reason:
         return Cell(known.target.name, component, "unsupported", reason=reason, expected=known.inspection is None)
@@ -226,7 +166,7 @@ def _cell(component: Component, known: _Known, cached: Callable[[str], bool]) ->
     return Cell(known.target.name, component, "cached" if cached(key) else "build", key, inputs=inputs, notes=notes)
 
 
-def _unsupported(component: Component, known: _Known) -> str:
+def _unsupported(component: Component, known: KnownFacts) -> str:
     found = unmet(component, known.facts_for(component), known.speaker)
     problems = {fact: text for fact, text in found.items() if fact not in known.unstated}
     for fact in problems:
@@ -238,7 +178,7 @@ def _unsupported(component: Component, known: _Known) -> str:
     return "; ".join(reasons)
 
 
-def _cannot_replace(component: Component, fact: str, known: _Known) -> str:
+def _cannot_replace(component: Component, fact: str, known: KnownFacts) -> str:
     held = known.base.get(fact)
     label = fact_label(fact)
     if held is None:
@@ -251,19 +191,19 @@ def _cannot_replace(component: Component, fact: str, known: _Known) -> str:
     return f"torch here loads {label} {held}; putting {component.version} in its place needs {flag} ({BY_PATH})"
 
 
-def _beyond(component: Component, known: _Known) -> tuple[str, ...]:
+def _beyond(component: Component, known: KnownFacts) -> tuple[str, ...]:
     stated = {fact: passed for fact, passed in component.beyond.items() if fact not in known.unstated}
     return beyond(dataclasses.replace(component, beyond=stated), known.facts, known.speaker)
 
 
-def _undecided(component: Component, known: _Known) -> tuple[str, ...]:
+def _undecided(component: Component, known: KnownFacts) -> tuple[str, ...]:
     """A line on the constraints about which `expect` says nothing."""
     facts = known.facts_for(component)
     texts = [wanted(f, s) for f, s in component.requires.items() if f in known.unstated and facts.get(f) is None]
     return (f"needs {'; '.join(texts)}: not stated in expect, the inspection decides",) if texts else ()
 
 
-def _notes(component: Component, known: _Known) -> tuple[str, ...]:
+def _notes(component: Component, known: KnownFacts) -> tuple[str, ...]:
     notes = () if known.unknown else (*_undecided(component, known), *_beyond(component, known))
     if component.kind != "overlay" and component.requires.get("cuda") and known.headers_over is not None:
         text = f"compiled with the headers of CUDA {known.headers_over}, laid over the base's {known.own_headers}"
@@ -278,7 +218,7 @@ def _notes(component: Component, known: _Known) -> tuple[str, ...]:
     return (*notes, f"replaces {label} {held} in the file that torch loads")
 
 
-def _cell_inputs(component: Component, known: _Known) -> dict[str, str]:
+def _cell_inputs(component: Component, known: KnownFacts) -> dict[str, str]:
     """What can change the component's binary, by name; nothing of the base's identity, which a rebuild changes."""
     inputs = {
         "format": KEY_FORMAT,
@@ -312,7 +252,7 @@ def _cell_inputs(component: Component, known: _Known) -> dict[str, str]:
     return inputs
 
 
-def _nccl_headers(known: _Known) -> str:
+def _nccl_headers(known: KnownFacts) -> str:
     """The version of the headers that a compile sees: the overlay's where there is one, else the base's."""
     planned = known.facts.get("nccl")
     if known.inspection is None or planned != known.base.get("nccl"):
@@ -338,7 +278,7 @@ def _cuda_headers(seen: Inspection, sources: Mapping[str, str]) -> str:
     return " ".join([kit, *held])
 
 
-def _image_inputs(known: _Known, cells: Sequence[Cell]) -> dict[str, str]:
+def _image_inputs(known: KnownFacts, cells: Sequence[Cell]) -> dict[str, str]:
     assert known.inspection is not None
     toolchain = known.target.toolchain
     shared = ("package", "lock:runtime", "lock:toolchain", "assembly")

@@ -32,6 +32,7 @@ def test_a_compile_is_its_source(line: str, short: str) -> None:
 
 def test_a_long_line_is_cut_between_words() -> None:
     assert shortened("word " * 40).endswith("word …")
+    assert shortened("docker build --tag " + "x" * 200) == "docker build --tag " + "x" * 81 + "…"
     assert shortened("x" * 200) == "x" * 100 + "…"
 
 

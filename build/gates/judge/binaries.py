@@ -65,7 +65,7 @@ def _needed(verdicts: Verdicts, libraries: list[dict[str, Any]], broken: list[Ro
     if not any(row.ok is False for row in rows) and libraries:
         count = sum(len(one["needed"]) for one in libraries)
         comes = f", of which {', '.join(sorted(driver))} comes with the driver" if driver else ""
-        rows.append(Row(True, f"{count} NEEDED of {len(libraries)} files{comes}"))
+        rows.append(Row(True, f"{count} NEEDED of {len(libraries)} file{'s' * (len(libraries) != 1)}{comes}"))
     verdicts.add("needed", rows, seconds=seconds, note="" if libraries or broken else "no shared object of ours")
 
 
