@@ -285,7 +285,9 @@ def commands() -> Sequence[str]:
     """What a user types to have an engine on the default socket."""
     sudo = "" if system.is_root() else "sudo "
     lines = [system.install_command(packages)] if (packages := missing_packages(engine=True)) else []
-    if Path("/run/systemd/system").is_dir():
+    if Path(DEFAULT_SOCKET).is_socket() and not os.access(DEFAULT_SOCKET, os.W_OK):
+        pass  # an engine is there, for others
+    elif Path("/run/systemd/system").is_dir():
         lines.append(f"{sudo}systemctl start docker")
     else:
         lines.append(f"{sudo}sh -c 'setsid dockerd >/var/log/dockerd.log 2>&1 &'")

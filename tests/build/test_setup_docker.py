@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
+import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -119,3 +121,18 @@ def test_engine_that_cannot_start_is_told_with_its_log(isolated_dockerd: list[st
         docker_engine.start(stays=True, options=["--no-such-option"])
     assert told.value.log is not None and "no-such-option" in told.value.log.read_text()
     assert docker_engine.started_by_us() is None
+
+
+def test_who_may_not_use_the_engine_that_is_there_is_not_told_to_start_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "docker.sock"
+    monkeypatch.setattr(docker_engine, "DEFAULT_SOCKET", str(path))
+    monkeypatch.setattr(docker_engine.system, "is_root", lambda: False)
+    assert any("dockerd" in line or "start docker" in line for line in docker_engine.commands())
+    with contextlib.closing(socket.socket(socket.AF_UNIX)) as listening:
+        listening.bind(str(path))
+        monkeypatch.setattr(docker_engine.os, "access", lambda where, mode: False)  # root may use every socket
+        lines = docker_engine.commands()
+    assert "usermod -aG docker" in lines[-1]
+    assert not any("sh -c" in line or "start docker" in line for line in lines)
