@@ -53,7 +53,7 @@ GATES = (
     ),
     Gate(
         "ours",
-        "The files that those imports load are ours: in our folders, with the bytes of the wheelhouse's artefact.",
+        "The files that those imports load are ours: in our folders, with the bytes of the recorded artefact.",
         "Another package of the same name comes first, or a file was changed after it was built.",
     ),
     Gate(
