@@ -71,4 +71,3 @@ def test_containers_of_another_cache_are_left_alone(
             assert "another build cache" in capsys.readouterr().err
     finally:
         engine.client.images.remove(image, force=True)
-
