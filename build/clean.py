@@ -301,10 +301,16 @@ def _cache_size() -> str:
 def _restore_host() -> list[str]:
     from build.host.nccl import restore_nccl
 
-    lines = restore_nccl() or ["no NCCL file was replaced"]
-    prefixes = cache.root() / "host"
-    lines.append(f"removed {prefixes} ({_gb(size_of(prefixes))})")
-    remove(prefixes)
+    if cache.is_locked("host"):
+        raise EnvironmentCannot(
+            "the host is being built: its NCCL and its prefix are left alone",
+            next_step="wait until that build has ended, or end it, and run the command again",
+        )
+    with cache.locked("host", waiting_for="build of the host"):
+        lines = restore_nccl() or ["no NCCL file was replaced"]
+        prefixes = cache.root() / "host"
+        lines.append(f"removed {prefixes} ({_gb(size_of(prefixes))})")
+        remove(prefixes)
     return lines
 
 

@@ -38,6 +38,10 @@ def heartbeat(what: str, *, log: Path | None = None, every: float = QUIET_SECOND
         teller.join()
 
 
+_QUOTE = re.compile(r"\d*\s*\|")
+"""How gcc begins a line of the source that it quotes, or the one that points into it."""
+
+
 def activity(line: str) -> str:
     """A log's line in short: of a compile the step and the name of its source, of any other its beginning."""
     words = line.split()
@@ -57,11 +61,12 @@ def shortened(text: str) -> str:
 
 
 def last_line(log: Path) -> str:
-    """The last whole line of a log that is being written; empty if there is none."""
+    """The last line of a log that says something; empty if there is none. gcc's quotes of the source do not."""
     try:
         with log.open("rb") as data:
             data.seek(max(0, log.stat().st_size - 4096))
             lines = data.read().decode(errors="replace").replace("\r", "\n").splitlines()
     except OSError:
         return ""
-    return next((line.strip() for line in reversed(lines) if line.strip()), "")
+    told = (line.strip() for line in reversed(lines))
+    return next((line for line in told if line and not _QUOTE.match(line)), "")

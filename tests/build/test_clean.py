@@ -133,6 +133,15 @@ def test_host_calls_what_puts_nccl_back(capsys: pytest.CaptureFixture[str]) -> N
     assert "clean: put the old file back" in capsys.readouterr().err
 
 
+def test_the_host_is_left_alone_while_it_is_built(own_cache: Path) -> None:
+    kept = cache.folder("host/prefix")
+    with cache.locked("host"), pytest.raises(EnvironmentCannot, match="the host is being built"):
+        clean.run(host=True)
+    assert kept.is_dir()
+    assert clean.run(host=True) == 0
+    assert not kept.exists()
+
+
 def test_sizes_count_a_file_once_and_follow_no_link(tmp_path: Path) -> None:
     folder = tmp_path / "sized"
     folder.mkdir()

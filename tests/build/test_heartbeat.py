@@ -46,6 +46,8 @@ def test_what_goes_on_says_so_with_the_end_of_its_log(tmp_path: Path, capsys: py
             told += capsys.readouterr().err
     assert told.startswith("docker build: 0 s, second\n")
     assert last_line(tmp_path / "none") == ""
+    (tmp_path / "gcc").write_text("a.cpp:3:1: warning: unused\n    3 | int x;\n      |     ^\n")
+    assert last_line(tmp_path / "gcc") == "a.cpp:3:1: warning: unused"
 
 
 def test_a_long_command_is_shown_in_short_and_whole_in_its_log(
