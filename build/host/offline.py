@@ -28,6 +28,7 @@ from build import cache
 from build.errors import EnvironmentCannot
 from build.host.nccl import sha256_of
 from build.locks import fits
+from build.untar import Refused, extract
 
 TRITON = re.compile(r"^triton-(\d+(?:\.\d+)+)(?:$|\.tar\.xz$|-.*\.whl$)")
 
@@ -96,7 +97,7 @@ def _unpacked(archive: Path) -> Path:
             (_unpack_wheel if archive.suffix == ".whl" else _unpack_tar)(archive, scratch)
             scratch.chmod(0o755)
             scratch.replace(target)
-        except (tarfile.TarError, lzma.LZMAError, BadZipFile, EOFError, OSError) as problem:
+        except (tarfile.TarError, lzma.LZMAError, Refused, BadZipFile, EOFError, OSError) as problem:
             raise EnvironmentCannot(
                 f"the pack {archive.name} cannot be unpacked: {problem}",
                 cause="it did not arrive whole, or the disk is full",
@@ -109,7 +110,7 @@ def _unpacked(archive: Path) -> Path:
 
 def _unpack_tar(archive: Path, target: Path) -> None:
     with tarfile.open(archive, "r:xz") as tar:
-        tar.extractall(target, filter="data")
+        extract(tar, target)
 
 
 def _unpack_wheel(archive: Path, target: Path) -> None:

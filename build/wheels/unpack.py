@@ -5,12 +5,11 @@ from __future__ import annotations
 import shutil
 import tarfile
 import zlib
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from build.errors import CellFailed
 from build.matrix.model import Component
-
-LARGEST = 4 << 30
+from build.untar import Refused, extract
 
 
 def unpack(component: Component, source: Path, target: Path) -> Path:
@@ -23,7 +22,13 @@ def unpack(component: Component, source: Path, target: Path) -> Path:
         return _copy(component, source, target)
     try:
         with tarfile.open(source) as archive:
-            _extract(component, archive, target)
+            extract(archive, target)
+    except Refused as refused:
+        raise CellFailed(
+            f"the source of {component.title} is refused: {refused}",
+            cause="the archive is hostile or badly made",
+            next_step="look into the archive before you trust its publisher; pin another release",
+        ) from refused
     except (tarfile.TarError, EOFError, zlib.error, OSError) as problem:
         if isinstance(problem, OSError) and problem.errno is not None:
             raise
@@ -53,47 +58,3 @@ def _copy(component: Component, source: Path, target: Path) -> Path:
             (target / part).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(origin, target / part)
     return target
-
-
-def _extract(component: Component, archive: tarfile.TarFile, target: Path) -> None:
-    # Python's own data filter came with 3.11.4; Debian 12 has 3.11.2.
-    left = LARGEST
-    for member in archive:
-        left -= member.size
-        problem = _objection(member) or ("it unpacks to more than 4 GiB" if left < 0 else "")
-        place = target / member.name
-        if not problem and not place.parent.resolve().is_relative_to(target.resolve()):
-            problem = "it lies behind a link that leads outside"
-        if problem:
-            raise CellFailed(
-                f"the source of {component.title} is refused: member {member.name!r}: {problem}",
-                cause="the archive is hostile or badly made",
-                next_step="look into the archive before you trust its publisher; pin another release",
-            )
-        if member.isdir():
-            place.mkdir(parents=True, exist_ok=True)
-            continue
-        place.parent.mkdir(parents=True, exist_ok=True)
-        if member.issym():
-            place.symlink_to(member.linkname)
-            continue
-        content = archive.extractfile(member)
-        assert content is not None
-        with place.open("xb") as out:
-            shutil.copyfileobj(content, out)
-        place.chmod(0o755 if member.mode & 0o100 else 0o644)
-
-
-def _objection(member: tarfile.TarInfo) -> str:
-    path = PurePosixPath(member.name)
-    if path.is_absolute() or ".." in path.parts:
-        return "its path leaves the folder"
-    if member.issym():
-        link = PurePosixPath(member.linkname)
-        depth = len(path.parts) - 1
-        for part in link.parts:
-            depth += -1 if part == ".." else 1
-            if depth < 0:
-                return "it links outside of the folder"
-        return "it links outside of the folder" if link.is_absolute() else ""
-    return "" if member.isfile() or member.isdir() else "it is neither file, folder nor link"

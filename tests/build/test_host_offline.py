@@ -46,6 +46,18 @@ def test_tritons_are_found_packed_and_unpacked(packs: Path) -> None:
     assert ptxas.stat().st_mode & 0o100, "ptxas has to stay executable"
 
 
+def test_a_pack_made_of_the_current_folder_is_unpacked(packs: Path) -> None:
+    tree = packs / "tree"
+    (tree / "usr" / "include").mkdir(parents=True)
+    (tree / "usr" / "include" / "libdw.h").touch()
+    (tree / "usr" / "link.h").symlink_to("include/libdw.h")
+    with tarfile.open(packs / "elfutils.tar.xz", "w:xz") as tar:
+        tar.add(tree, arcname=".")
+    found = OfflineFolder(packs).tree("elfutils")
+    assert found is not None and (found / "usr" / "include" / "libdw.h").is_file()
+    assert (found / "usr" / "link.h").readlink() == Path("include/libdw.h")
+
+
 def test_unpacking_again_uses_what_is_there(packs: Path) -> None:
     pack(packs / "nccl.tar.xz", {"nvidia/nccl/lib/libnccl.so.2": b"library"})
     first = OfflineFolder(packs).tree("nccl")
