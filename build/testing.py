@@ -86,7 +86,7 @@ def stages(images: Sequence[str] = IMAGES, *, pull_back: bool = False) -> list[S
     python = sys.executable
     pytest = (python, "-m", "pytest", "--timeout=900")
     program = str(cache.REPOSITORY / "build" / "setup" / "program.py")
-    verb = (python, "-P", program, "--search-root", str(cache.REPOSITORY))
+    verb = (python, "-P", program, "alone", "--search-root", str(cache.REPOSITORY))
     plan = [Stage("unit tests", (*pytest, "-m", "not docker and not gpu and not multi_gpu"))]
     for index, image in enumerate(images):
         others = " and ".join(f"not {other}" for other in every_image() if other != image)

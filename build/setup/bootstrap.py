@@ -113,8 +113,6 @@ def _own_environment(request: Request) -> tuple[Path, dict[str, str]] | int:
         return refused.exit_code
     if request.builds_host and request.may_install:
         install.provide_compiler()
-    if request.needs_docker:  # the tests of the images start the engine when their turn comes, and stop it again
-        docker_engine.ensure(may_install=request.may_install, stays=True)
     path = f"{environment.python.parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
     return environment.python, {"VIRTUAL_ENV": str(environment.folder), "PATH": path}
 
@@ -146,7 +144,11 @@ def _go(request: Request, python: Path, variables: dict[str, str]) -> NoReturn:
             raise SystemExit(COMMAND_NOT_FOUND) from None
     # -P: a file of the current folder must not stand in for a module.
     program = str(REPOSITORY / "build" / "setup" / "program.py")
-    argv = [str(python), "-P", program, "--search-root", str(REPOSITORY), *request.invoke_arguments()]
+    # The engine is started once the verb's options are known to be right; an interpreter of the user's own means that
+    # nothing is set up here. The tests of the images start it when their turn comes, and stop it again.
+    starts = request.needs_docker and not os.environ.get("DEEPINFER_PYTHON")
+    own = ["--search-root", str(REPOSITORY), *request.invoke_arguments()]
+    argv = [str(python), "-P", program, "with-engine" if starts else "alone", *own]
     os.execve(python, argv, environment)
 
 

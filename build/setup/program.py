@@ -12,6 +12,7 @@ import io
 import os
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from invoke.config import Config
@@ -24,11 +25,15 @@ REPOSITORY = Path(__file__).resolve().parent.parent.parent
 if str(REPOSITORY) not in sys.path:
     sys.path.insert(0, str(REPOSITORY))
 
-from build.errors import UsageError, of_system  # noqa: E402
+from build.errors import BuildError, UsageError, of_system  # noqa: E402
+from build.setup import docker_engine  # noqa: E402
 
 
 class Verbs(Program):
     """The program behind `./run VERB`."""
+
+    needs_engine = False
+    """Whether Docker's engine has to answer before the verb runs."""
 
     def create_config(self) -> None:
         """invoke's settings without those of the user and of the machine: no verb depends on them."""
@@ -43,13 +48,15 @@ class Verbs(Program):
         return _without_letters(super().task_args())
 
     def parse_tasks(self) -> None:
-        """Read the verb and its options. A mistake is told on stderr, exit code 1."""
+        """Read the verb and its options, then start what it needs. A mistake is told on stderr, exit code 1."""
         try:
             super().parse_tasks()
             self._check()
+            if self.needs_engine:
+                docker_engine.ensure(may_install=os.environ.get("DEEPINFER_SETUP") == "1", stays=True)
         except ParseError as problem:
             raise self._told(self._explain(problem)) from None
-        except UsageError as problem:
+        except BuildError as problem:
             raise self._told(problem) from None
 
     def print_task_help(self, name: str) -> None:
@@ -100,7 +107,7 @@ class Verbs(Program):
         return f"{what}; did you mean {near[0]!r}?" if near else what
 
     @staticmethod
-    def _told(problem: UsageError) -> Exit:
+    def _told(problem: BuildError) -> Exit:
         print(problem, file=sys.stderr)
         return Exit(code=problem.exit_code)
 
@@ -112,13 +119,20 @@ def _without_letters(arguments: list[Argument]) -> list[Argument]:
     return arguments
 
 
-def main() -> int:
-    """Run the verb of the command line; returns only when the system refused something outside of it."""
+def main(needs: str, words: Sequence[str]) -> int:
+    """Run the verb of the command line; returns only when the system refused something outside of it.
+
+    Args:
+        needs: "with-engine" where the verb needs Docker's engine, else "alone".
+        words: invoke's command line.
+    """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a table has characters that a terminal may not know
             stream.reconfigure(errors="replace")
     try:
-        Verbs(name="./run", binary="./run", version="").run()
+        program = Verbs(name="./run", binary="./run", version="")
+        program.needs_engine = needs == "with-engine"
+        program.run(["./run", *words])
         sys.stdout.flush()
     except OSError as problem:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # lest Python complain of the same once more when it ends
@@ -129,4 +143,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1], sys.argv[2:]))

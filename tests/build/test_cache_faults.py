@@ -14,7 +14,7 @@ import pytest
 from build import cache
 from build.errors import EnvironmentCannot, of_system
 
-VERBS = (sys.executable, "-P", str(cache.REPOSITORY / "build" / "setup" / "program.py"), "--search-root")
+VERBS = (sys.executable, "-P", str(cache.REPOSITORY / "build" / "setup" / "program.py"), "alone", "--search-root")
 
 
 @pytest.mark.parametrize("name", ["a$HOME", "a\nb", "a\x7f", "a'b", 'a"b', "a`b", "a:b", "a\\b", "a\udcff"])
