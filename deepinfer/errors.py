@@ -43,3 +43,7 @@ class VariableError(DeepInferError, ValueError):
 
 class NativeError(DeepInferError, ImportError):
     """deepinfer._C is here and cannot be used, or is required and not here."""
+
+
+class KernelUnavailableError(DeepInferError, AttributeError):
+    """No kernel has this name, or the backend that should provide it cannot."""

@@ -17,3 +17,19 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     if not missing:
         return []
     return [f"tests/build and tests/images left out: {', '.join(missing)} not installed (`./run test` installs them)"]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave GPU tests out where there is no GPU, and say so; `-m gpu` asks for them, and then they fail without one."""
+    if "gpu" in (config.option.markexpr or ""):
+        return
+    here = [item for item in items if item.get_closest_marker("gpu") or item.get_closest_marker("multi_gpu")]
+    if here and not _has_gpu():
+        for item in here:
+            item.add_marker(pytest.mark.skip(reason="needs a GPU, and PyTorch sees none"))
+
+
+def _has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()

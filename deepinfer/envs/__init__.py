@@ -129,12 +129,30 @@ REQUIRE_C = Variable(
     "DEEPINFER_REQUIRE_C", FLAG, False,
     "An extension deepinfer._C that cannot be used is an error, instead of a notice and its twin in Python.",
 )  # fmt: skip
+OPS_BACKEND = Variable(
+    "DEEPINFER_OPS_BACKEND", TEXT, "", "Where kernels come from: triton, or reference (PyTorch).",
+    "triton where the driver sees a GPU, else reference",
+)  # fmt: skip
+OPS_FALLBACK = Variable(
+    "DEEPINFER_OPS_FALLBACK", TEXT, "",
+    "Kernels that come from reference all the same, by their factories' names: gather_tl,norm_tl.", "none",
+)  # fmt: skip
+OPS_STRICT = Variable("DEEPINFER_OPS_STRICT", FLAG, False, "A kernel that would fall back is an error.")
+TRACE_KERNELS = Variable(
+    "DEEPINFER_TRACE_KERNELS", TEXT, "",
+    "A file to which every kernel that runs adds one line of JSON: its name, backend and compile-time parameters.",
+    "none",
+)  # fmt: skip
 
 VARIABLES: tuple[Variable[Any], ...] = (
     HOME,
     CACHE_DIR,
     DEBUG,
     REQUIRE_C,
+    OPS_BACKEND,
+    OPS_FALLBACK,
+    OPS_STRICT,
+    TRACE_KERNELS,
     Variable("DEEPINFER_BUILD_CACHE", TEXT, "", "The build system's cache: downloads, wheels, logs.",
              "~/.cache/deepinfer-build", "build"),
     Variable("DEEPINFER_PYTHON", TEXT, "", "`./run` uses this interpreter as it is and installs nothing.",

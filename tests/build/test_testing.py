@@ -132,6 +132,7 @@ def test_table_adds_up() -> None:
 
 
 @pytest.mark.docker
+@pytest.mark.docker
 def test_what_a_stage_adds_to_docker_is_removed_and_nothing_else(tmp_path: Path) -> None:
     engine = Engine.connect()
     (tmp_path / "Dockerfile").write_text(f"FROM scratch\nCOPY Dockerfile /{tmp_path.name}\n")

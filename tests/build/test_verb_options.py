@@ -26,7 +26,8 @@ def test_no_option_has_a_letter_and_each_is_explained(name: str) -> None:
 
 
 def test_a_plan_is_told_on_a_terminal_that_knows_only_ascii() -> None:
-    argv = [sys.executable, "-P", str(REPOSITORY / "build/setup/program.py"), "alone", "--search-root", str(REPOSITORY), "plan"]
+    program = str(REPOSITORY / "build/setup/program.py")
+    argv = [sys.executable, "-P", program, "alone", "--search-root", str(REPOSITORY), "plan"]
     told = {}
     for encoding in ("utf-8", "ascii"):
         variables = {**os.environ, "PYTHONIOENCODING": encoding}

@@ -1,0 +1,48 @@
+"""The kernels by family: which factories there are, under their upstream names (kernel_spec A.0)."""
+
+from __future__ import annotations
+
+FAMILIES: dict[str, tuple[str, ...]] = {
+    "candidate_blocks": (
+        "candidate_block_max_tl",
+        "get_candidate_compact_lens_tl",
+        "restore_candidate_indices_inplace_tl",
+    ),
+    "compress": ("compress_and_update_state_prefill_tl", "compress_and_update_state_decode_tl"),
+    "compute_seqlens_k_zos": ("compute_seqlens_k_zos_tl",),
+    "dflash": ("confidence_head_fused_tl", "dflash_input_store_tl"),
+    "dflash_copy": ("copy_dflash_decode_input_tl",),
+    "flash_mla_utils": ("convert_kv_index_tl",),
+    "fused_sample": ("fused_sample_tl",),
+    "fused_transform": ("fused_norm_rope_hadamard_cast_store_kvcache_tl",),
+    "gather": ("gather_tl",),
+    "gather_engram_tokens_zos": ("gather_engram_tokens_zos_tl",),
+    "gather_input_ids_zos": ("gather_input_ids_zos_tl",),
+    "get_kv_index": ("load_kv_index_tl", "get_fused_dflash_get_input_tl"),
+    "image_embed_ops": ("replace_input_embeds_tl", "rgb_pad_to_patches_tl", "batch_downsample_tl"),
+    "kv_index_cat": ("kv_index_cat_tl",),
+    "load_paged_kv_cache": ("load_paged_kv_cache_tl",),
+    "norm": ("norm_tl",),
+    "outlier_detection": ("detect_outlier_and_abort_tl",),
+    "prepare_cp_mirror": ("prepare_cp_mirror_tl", "yoco_cp_boundary_fused_tl"),
+    "prepare_decode_metadata": ("prepare_v4_decode_metadata_tl", "copy_block_tables_tl"),
+    "random_sampling": ("random_sampling_tl",),
+    "sampler": (
+        "prepare_verification_metadata_tl",
+        "expand_sampling_params_tl",
+        "map_lookup_tl",
+        "remap_draft_topk_tl",
+        "get_accept_result_tl",
+        "finalize_verification_tl",
+    ),
+    "schedule_mtp_varlen": ("compute_seqlens_q_by_confidence_rates_tl",),
+    "state_cache": ("select_state_slice_tl", "load_state_to_cache_tl"),
+    "store_kv_cache": ("store_kv_cache_tl",),
+    "store_mtp_info": ("store_mtp_info_tl",),
+    "structure_output": ("apply_token_bitmask_by_step_inplace_tl",),
+    "sum_smaller_probs": ("sum_smaller_probs_tl",),
+    "swa_index": ("expand_swa_index_tl",),
+}
+"""Family (the module's name in ops/, ops/reference/, ops/triton/ and ops/cases/) -> its factories."""
+
+FAMILY_OF: dict[str, str] = {name: family for family, names in FAMILIES.items() for name in names}
