@@ -183,12 +183,21 @@ def publish(
     help={
         "image": "an image by its name in matrix.yaml (globs and comma lists), or as Docker knows it",
         "manifest": "its manifest, or the folder that holds it (default: the build cache's)",
+        "registry": "take manifest, SBOM and provenance from the registry that the image was pulled from",
         "key": "cosign's public key, to check the signature; with --sign the private key",
         "sign": "sign the manifest with cosign, if every fact is as recorded",
         "json": JSON,
     },
 )
-def verify(c: Context, image: str, manifest: str = "", key: str = "", sign: bool = False, json: bool = False) -> None:
+def verify(
+    c: Context,
+    image: str,
+    manifest: str = "",
+    registry: bool = False,
+    key: str = "",
+    sign: bool = False,
+    json: bool = False,
+) -> None:
     """Recompute what was recorded of a finished image, and name every fact that is not so any more.
 
     Example: ./run verify flagtree
@@ -197,7 +206,7 @@ def verify(c: Context, image: str, manifest: str = "", key: str = "", sign: bool
         from build.attest import command
 
         path = folder("manifest", manifest)
-        _finish(command.run(image, manifest=path, key=key, sign=sign, as_json=json))
+        _finish(command.run(image, manifest=path, registry=registry, key=key, sign=sign, as_json=json))
 
 
 @task(

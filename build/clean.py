@@ -28,8 +28,9 @@ REPOSITORIES = ("deepinfer", "deepinfer-base", "deepinfer-builder", "deepinfer-t
 _SIGNATURE = cache.CACHEDIR_TAG.splitlines()[0]
 _LEFTOVER = ".part-*"
 CACHE_FOLDERS = (
-    "builder", "ccache", "contexts", "docker", "downloads", "host", "inspections", "locks", "logs", "manifests",
-    "packs", "parts", "registry", "rootfs", "test-registry", "test-c", "test-host", "triton", "wheelhouse", "work",
+    "attached", "builder", "ccache", "contexts", "docker", "downloads", "host", "inspections", "locks", "logs",
+    "manifests", "packs", "parts", "registry", "rootfs", "test-registry", "test-c", "test-host", "triton",
+    "wheelhouse", "work",
 )  # fmt: skip
 """What the build system keeps in its cache. Named, lest a DEEPINFER_BUILD_CACHE that was set to a home empties it."""
 

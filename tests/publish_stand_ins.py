@@ -11,7 +11,8 @@ import subprocess
 import tarfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -174,6 +175,35 @@ def relayed(target: int | str, *, listen: str = "") -> Iterator[Relay]:
         yield relay
     finally:
         relay.close()
+
+
+class Answers:
+    """A server whose answers a test writes: what no real registry does at will."""
+
+    def __init__(self, answer: Callable[[str, str, str], tuple[int, dict[str, str], bytes]]) -> None:
+        self.seen: list[tuple[str, str, str]] = []
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def _answer(self) -> None:
+                self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                authorization = self.headers.get("Authorization", "")
+                outer.seen.append((self.command, self.path, authorization))
+                status, headers, body = answer(self.command, self.path, authorization)
+                self.send_response(status)
+                for name, value in {**headers, "Content-Length": str(len(body))}.items():
+                    self.send_header(name, value)
+                self.end_headers()
+                self.wfile.write(body)
+
+            do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = _answer  # noqa: N815
+
+            def log_message(self, format: str, *args: object) -> None:
+                """Nothing."""
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.host = f"127.0.0.1:{self.server.server_address[1]}"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
 
 
 def tiny_image(engine: Engine, image: str, files: Mapping[str, bytes], *, key: str, base: str = "replica") -> str:

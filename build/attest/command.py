@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+from build.attest.fetch import fetch_evidence
 from build.attest.rows import as_text
 from build.attest.signing import sign as sign_manifest
 from build.attest.verify import verify_image
@@ -28,19 +30,29 @@ def references(image: str) -> list[str]:
     return [moving_tag(name) for name in select(names, image, "image")]
 
 
-def run(image: str, *, manifest: Path | None, key: str, sign: bool, as_json: bool) -> int:
+def run(image: str, *, manifest: Path | None, key: str, sign: bool, as_json: bool, registry: bool = False) -> int:
     """Verify images and print what was found; returns 0, or 5 where a fact differs.
 
     Args:
         key: the public key of the signature, or with `sign` the private key to sign with.
+        registry: take manifest, SBOM and provenance from the registry that the image was pulled from.
     """
+    if registry and (manifest is not None or sign):
+        raise UsageError(
+            "--registry fetches what is told of an image; --manifest names it, and --sign is for who built it",
+            next_step="leave the others out",
+        )
     chosen = references(image)
     if manifest is not None and len(chosen) > 1:
         raise UsageError("--manifest is of one image", next_step="name one image")
     engine = Engine.connect()
     reports = []
     for reference in chosen:
-        report = verify_image(engine, reference, manifest=manifest, key="" if sign else key)
+        fetched = fetch_evidence(engine, reference) if registry else None
+        named = manifest if fetched is None else fetched.folder
+        report = verify_image(engine, reference, manifest=named, key="" if sign else key)
+        if fetched is not None:
+            report = replace(report, rows=(fetched.row, *report.rows))
         print(as_text(report), file=sys.stderr if as_json else sys.stdout, flush=True)
         reports.append(report)
         if sign:

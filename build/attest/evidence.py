@@ -68,7 +68,8 @@ def find_evidence(reference: str, labels: Mapping[str, str], named: Path | None)
         raise EnvironmentCannot(
             f"there is no manifest of {reference} here: {path} does not exist",
             cause="the image was built on another machine" if named is None else "",
-            next_step=f"bring {key[:12]}.json and the files beside it from there, and name them: --manifest FOLDER",
+            next_step=f"--registry, if it was pulled from one; or bring {key[:12]}.json and the files beside it from "
+            "there, and name them: --manifest FOLDER",
         )
     return read_evidence(path)
 

@@ -7,18 +7,15 @@ API, and skopeo translates. What OCI has no word for, the HEALTHCHECK, is lost o
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import shutil
 import sys
-import tarfile
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from docker.errors import DockerException
 from requests.exceptions import RequestException
@@ -26,20 +23,22 @@ from requests.exceptions import RequestException
 from build import cache
 from build.call import CallFailed, call
 from build.containers import LABEL, Engine
-from build.errors import EnvironmentCannot, UsageError
-from build.image.names import REPOSITORY_NAME, moving_tag
-from build.publish.manifests import sha256
+from build.errors import EnvironmentCannot, MatrixError, UsageError
+from build.image.names import REPOSITORY_NAME, checked_name, moving_tag
+from build.publish.artefacts import file_name, newest_first
+from build.publish.layout import Content, add_documents, read_attached, read_layout, unfit
 from build.publish.release import Release
 from build.setup import system
 from build.wheels.fetch import told_space
-
-REF_NAME = "org.opencontainers.image.ref.name"
-_SMALL = 16 << 20
+from build.wheels.wheelhouse import KEY
 
 
 @dataclass(frozen=True)
 class Archived:
-    """An archive, the digest of the manifest in it, its size, and what was done with which names."""
+    """An archive, the digest of the manifest in it, its size, what was done with which names, and what goes with it.
+
+    documents: by kind (manifest, sbom, …) what became of it: attached, or kept in the build cache, or there already.
+    """
 
     image: str
     file: Path
@@ -47,24 +46,7 @@ class Archived:
     bytes: int
     names: tuple[str, ...]
     seconds: float
-
-
-@dataclass(frozen=True)
-class _Content:
-    """What an OCI archive holds: the manifest's digest, the name in it, the configuration with its digest."""
-
-    digest: str
-    tag: str
-    config_digest: str
-    config: Mapping[str, Any]
-
-    @property
-    def layers(self) -> list[str]:
-        return list(self.config["rootfs"]["diff_ids"])
-
-    @property
-    def labels(self) -> dict[str, str]:
-        return dict(self.config.get("config", {}).get("Labels") or {})
+    documents: Mapping[str, str]
 
 
 def write_archive(engine: Engine, release: Release, file: Path) -> Archived:
@@ -87,15 +69,18 @@ def write_archive(engine: Engine, release: Release, file: Path) -> Archived:
         _save(engine, release.image_id, saved)
         with cache.atomic_path(file) as part:
             _translate(skopeo, scratch, f"docker-archive:{saved}", f"oci-archive:{part}:{release.tag}")
-            content = _read(part)
+            content = read_layout(part)
             if content.layers != attributes["RootFS"]["Layers"] or content.tag != release.tag:
                 raise EnvironmentCannot(
                     f"the archive of {release.tag} does not hold the layers that the engine has",
                     cause="the image was replaced meanwhile, or the disk is damaged",
                     next_step="run the same command again",
                 )
+            if release.documents:
+                add_documents(part, content.manifest, release.documents)
     names = (f"{REPOSITORY_NAME}:{release.tag}",)
-    return Archived(release.image, file, content.digest, file.stat().st_size, names, _since(start))
+    attached = {document.kind: "attached" for document in release.documents}
+    return Archived(release.image, file, content.digest, file.stat().st_size, names, _since(start), attached)
 
 
 def load_archive(engine: Engine, file: Path, *, anyway: bool = False) -> Archived:
@@ -109,10 +94,14 @@ def load_archive(engine: Engine, file: Path, *, anyway: bool = False) -> Archive
     """
     start = time.monotonic()
     _check_name(file)
-    content = _read(file)
+    content = read_layout(file)
     image = content.labels.get(f"{LABEL}.image", "")
-    if content.labels.get(LABEL) != "1" or not image or not content.tag:
-        raise _unfit(file, "it holds an image of somebody else's")
+    if content.labels.get(LABEL) != "1" or not KEY.fullmatch(content.labels.get(f"{LABEL}.key", "")) or not content.tag:
+        raise unfit(file, "it holds an image of somebody else's")
+    try:
+        checked_name(image)
+    except MatrixError as problem:
+        raise unfit(file, problem.what) from None
     skopeo = _skopeo()
     immutable = f"{REPOSITORY_NAME}:{content.tag}"
     with _alone(file), _scratch() as scratch, told_space(scratch):
@@ -126,14 +115,26 @@ def load_archive(engine: Engine, file: Path, *, anyway: bool = False) -> Archive
             cause="the engine stores images in another way, or its disk is damaged",
             next_step="load it again; `docker version` tells the engine",
         )
-    return Archived(
-        image, file, content.digest, file.stat().st_size,
-        _name(engine, loaded, content, immutable, image, anyway=anyway), _since(start),
-    )  # fmt: skip
+    names = _name(engine, loaded, content, immutable, image, anyway=anyway)
+    documents = _keep_documents(file, content, image)
+    return Archived(image, file, content.digest, file.stat().st_size, names, _since(start), documents)
+
+
+def _keep_documents(file: Path, content: Content, image: str) -> dict[str, str]:
+    """Put what goes with the image where `verify` looks for it. What a build here has written stays as it is."""
+    folder, key = cache.folder(f"manifests/{image}"), content.labels[f"{LABEL}.key"]
+    done: dict[str, str] = {}
+    for found in newest_first(content.attached):
+        place = folder / file_name(found.kind, key)
+        if found.kind not in done:
+            done[found.kind] = "there" if place.exists() else "kept"
+            if not place.exists():
+                cache.atomic_write(place, read_attached(file, found))
+    return done
 
 
 def _name(
-    engine: Engine, loaded: str, content: _Content, immutable: str, image: str, *, anyway: bool
+    engine: Engine, loaded: str, content: Content, immutable: str, image: str, *, anyway: bool
 ) -> tuple[str, ...]:
     """Give the names. An image with the same layers that bears the immutable one keeps it: it has its HEALTHCHECK."""
     there = engine.image_id(immutable)
@@ -212,48 +213,6 @@ def _engine_there(doing: str) -> Iterator[None]:
             cause=f"its disk is full: {said}" if full else said,
             next_step="`docker system df` tells what fills it" if full else "`./run doctor`; then run it again",
         ) from problem
-
-
-def _read(file: Path) -> _Content:
-    """Look into an OCI archive; its manifest and its configuration have to fit their digests."""
-    try:
-        with tarfile.open(file, mode="r:") as archive:
-            members = {member.name.removeprefix("./"): member for member in archive if member.isfile()}
-
-            def take(name: str) -> bytes:
-                member = members[name]
-                handle = archive.extractfile(member)
-                if handle is None or member.size > _SMALL:
-                    raise ValueError(f"{name} is no small file")
-                return handle.read()
-
-            (entry,) = json.loads(take("index.json"))["manifests"]
-            body = take(_blob(entry["digest"]))
-            configuration = json.loads(body)["config"]["digest"]
-            config = take(_blob(configuration))
-            if sha256(body) != entry["digest"] or sha256(config) != configuration:
-                raise ValueError("its manifest does not fit its digest")
-            tag = str((entry.get("annotations") or {}).get(REF_NAME, ""))
-            content = _Content(entry["digest"], tag, configuration, json.loads(config))
-            content.layers, content.labels  # noqa: B018  # raises here, where the file can be named, if they are amiss
-    except FileNotFoundError:
-        raise UsageError(f"there is no file {file}", next_step="`./run publish --archive FILE` writes one") from None
-    except (tarfile.TarError, KeyError, ValueError, TypeError, AttributeError, EOFError) as problem:
-        raise _unfit(file, f"{type(problem).__name__}: {problem}"[:200]) from None
-    return content
-
-
-def _blob(digest: str) -> str:
-    algorithm, _, value = digest.partition(":")
-    return f"blobs/{algorithm}/{value}"
-
-
-def _unfit(file: Path, why: str) -> EnvironmentCannot:
-    return EnvironmentCannot(
-        f"{file} is not a whole archive of an image of this project",
-        cause=why,
-        next_step="compare its sha256 with where it comes from; `./run publish --archive FILE` writes one",
-    )
 
 
 def _check_name(file: Path) -> None:

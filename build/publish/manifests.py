@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 OCI_MANIFEST = "application/vnd.oci.image.manifest.v1+json"
+OCI_INDEX = "application/vnd.oci.image.index.v1+json"
 MANIFESTS = (
     "application/vnd.docker.distribution.manifest.v2+json",
     "application/vnd.docker.distribution.manifest.list.v2+json",
     OCI_MANIFEST,
-    "application/vnd.oci.image.index.v1+json",
+    OCI_INDEX,
 )
 
 

@@ -1,7 +1,8 @@
-"""Pushing an image: the immutable tag first, its digest read back, then the aliases, moved without the engine.
+"""Pushing an image: the immutable tag, its digest read back, what goes with it, then the aliases.
 
-It can be ended at any moment and repeated: a tag appears in a registry in one moment, when all of its layers are
-there, and aliases are moved only to a manifest that the registry itself has given back.
+The engine sends layers, all else is written without it. It can be ended at any moment and repeated: a tag appears in a
+registry in one moment, when all of its layers are there, and aliases are moved only to a manifest that the registry
+itself has given back, with its SBOM and provenance attached.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import random
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from docker.errors import APIError
@@ -23,6 +24,7 @@ from build.publish.engine_push import push_by_engine
 from build.publish.location import IMAGES, Location
 from build.publish.manifests import Manifest
 from build.publish.read_back import ReadBack, read_back
+from build.publish.referrers import attach
 from build.publish.registry import Registry, RegistryCannot
 from build.publish.release import Release
 
@@ -37,6 +39,7 @@ class Published:
     read_back: what was compared, where that was asked for.
     reference: the immutable name.  digest: what the registry gave back for it.  pushed: False where it was there.
     aliases: what became of each: moved, unchanged, or taken by another publisher that was later.
+    documents: by kind (manifest, sbom, provenance, signature): attached to the digest, or there already.
     """
 
     image: str
@@ -46,6 +49,7 @@ class Published:
     aliases: Mapping[str, str]
     seconds: float
     read_back: ReadBack | None = None
+    documents: Mapping[str, str] = field(default_factory=dict)
 
 
 def publish_image(
@@ -79,9 +83,10 @@ def publish_image(
             pushed = False
         check_same(reference, there, release)
         compared = read_back(engine, registry, there, release.image_id) if whole else None
+        attached = attach(registry, there, release.documents)
         moved = move_aliases(registry, there, release.aliases)
     seconds = round(time.monotonic() - start, 2)
-    return Published(release.image, reference, there.digest, pushed, moved, seconds, compared)
+    return Published(release.image, reference, there.digest, pushed, moved, seconds, compared, attached)
 
 
 def check_same(reference: str, there: Manifest, release: Release) -> None:

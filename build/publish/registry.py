@@ -16,7 +16,7 @@ from build.errors import EnvironmentCannot
 from build.publish import login
 from build.publish.credentials import HOW, Credentials, find_credentials
 from build.publish.location import Location
-from build.publish.manifests import MANIFESTS, Manifest
+from build.publish.manifests import MANIFESTS, OCI_INDEX, Manifest
 from build.publish.words import plain_words, said
 
 T = TypeVar("T")
@@ -26,6 +26,8 @@ PAUSES = (1.0, 2.0, 4.0)
 PASSING = (408, 425, 429, 500, 502, 503, 504, 507)
 _LIMIT = 8 << 20
 """Bytes of a manifest; registries allow 4 MiB."""
+_PAGES = 20
+"""Pages of a list that are read; one registry or another gives a hundred entries on a page."""
 
 
 class RegistryCannot(EnvironmentCannot):
@@ -97,15 +99,39 @@ class Registry:
 
         return self._patiently(f"asking for {reference}", operation)
 
-    def put_manifest(self, tag: str, manifest: Manifest) -> None:
-        """Make a tag name this manifest, in one moment. Raises RegistryCannot."""
+    def put_manifest(self, tag: str, manifest: Manifest) -> bool:
+        """Make a tag name this manifest, in one moment, or store it under its own digest. Raises RegistryCannot.
 
-        def operation() -> None:
+        Returns whether the registry itself keeps the list of what refers to the manifest's subject (OCI 1.1).
+        """
+
+        def operation() -> bool:
             headers = {"Content-Type": manifest.media_type}
             with self._send("PUT", f"manifests/{tag}", headers=headers, data=manifest.body) as got:
                 self._expect(got, 201)
+                return "OCI-Subject" in got.headers
 
-        self._patiently(f"moving the tag {tag}", operation)
+        return self._patiently(f"moving the tag {tag}", operation)
+
+    def referrers(self, digest: str) -> list[Any] | None:
+        """Descriptors of what refers to a manifest, None where the registry keeps no such list."""
+
+        def operation() -> list[Any] | None:
+            found: list[Any] = []
+            place = f"referrers/{digest}"
+            for _ in range(_PAGES):
+                with self._send("GET", place, headers={"Accept": OCI_INDEX}, stream=True) as got:
+                    if got.status_code != 200 or OCI_INDEX not in got.headers.get("Content-Type", ""):
+                        return found or None
+                    page = Manifest(b"".join(self._chunks(got, _LIMIT)), OCI_INDEX).document
+                    following = got.links.get("next", {}).get("url", "")
+                found += list(page.get("manifests") or ())
+                if not following:
+                    break
+                place = urljoin(f"{self._base}/", following)
+            return found
+
+        return self._patiently("asking what belongs to the image", operation)
 
     def put_blob(self, content: bytes | Path, digest: str) -> None:
         """Store a blob, if it is not there yet. Raises RegistryCannot."""

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from dataclasses import dataclass
 from typing import Any
 
 from build import known
+from build.attest.evidence import find_evidence
 from build.containers import LABEL, Engine
-from build.errors import EnvironmentCannot, GateFailed
+from build.errors import BuildError, EnvironmentCannot, GateFailed
 from build.image.assemble import image_is_current
 from build.image.names import REPOSITORY_NAME, checked_name, moving_tag, tag_part
 from build.manifest import find_manifest
 from build.matrix.model import Matrix, Target
 from build.outcome import plan_target
 from build.plan import BaseKind
+from build.publish.artefacts import Document, documents_of
 
 ANYWAY = "--anyway publishes it as it is"
 
@@ -24,12 +27,14 @@ class Release:
     """An image of this machine with the names that it gets elsewhere.
 
     tag: the immutable one, without the repository.  aliases: the moving ones, the most particular first.
+    documents: what goes with it: its manifest, SBOM, provenance and signature.
     """
 
     image: str
     image_id: str
     tag: str
     aliases: tuple[str, ...]
+    documents: tuple[Document, ...] = ()
 
 
 def find_release(engine: Engine, matrix: Matrix, target: Target, *, anyway: bool = False) -> Release:
@@ -40,7 +45,7 @@ def find_release(engine: Engine, matrix: Matrix, target: Target, *, anyway: bool
 
     Raises:
         EnvironmentCannot: there is no such image, it bears no immutable name, or it is not current.
-        GateFailed: its gates did not pass.
+        GateFailed: its gates did not pass, or a file beside its manifest is not the one that the manifest names.
     """
     image_id = engine.image_id(moving_tag(target.name))
     if image_id is None:
@@ -52,8 +57,19 @@ def find_release(engine: Engine, matrix: Matrix, target: Target, *, anyway: bool
         if problem is not None and not anyway:
             raise problem
         if problem is not None:
-            print(f"note: published as it is, as asked: {problem.what}", file=sys.stderr, flush=True)
-    return release
+            _note(problem)
+    try:
+        documents = documents_of(find_evidence(moving_tag(target.name), engine.labels(image_id), None))
+    except (EnvironmentCannot, GateFailed) as problem:
+        if not anyway:
+            raise
+        _note(problem)
+        return release
+    return dataclasses.replace(release, documents=documents)
+
+
+def _note(problem: BuildError) -> None:
+    print(f"note: published as it is, as asked: {problem.what}", file=sys.stderr, flush=True)
 
 
 def release_of(image: str, image_id: str, attributes: dict[str, Any]) -> Release:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -134,9 +134,16 @@ def _tell(done: list[dict[str, Any]], result: Published | Archived) -> None:
         say(f"  {result.digest}, {result.seconds:.1f} s")
         if result.read_back is not None:
             say(f"  read back: {result.read_back.layers} layers, {result.read_back.bytes / 1e6:.0f} MB, identical")
+        _tell_documents(say, result.documents)
         for alias, state in result.aliases.items():
             say(f"  {alias}: {state}")
         say(f"  docker pull {result.reference.rpartition(':')[0]}@{result.digest}")
     else:
         say(f"{result.image}: {result.file} ({result.bytes / 1e9:.2f} GB, {result.seconds:.1f} s)")
         say(f"  {result.digest}: {', '.join(result.names)}")
+        _tell_documents(say, result.documents)
+
+
+def _tell_documents(say: Callable[[str], None], documents: Mapping[str, str]) -> None:
+    if documents:
+        say("  with it: " + ", ".join(f"{kind} ({state})" for kind, state in documents.items()))

@@ -8,8 +8,7 @@ import hashlib
 import json
 import shutil
 import threading
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,7 +23,7 @@ from build.publish.read_back import Unpacked
 from build.publish.registry import Damaged, Registry, RegistryCannot
 from build.publish.wheels import WheelRefused, pull_missing, pull_wheel, push_wheels
 from build.wheels.wheelhouse import Wheelhouse
-from tests.publish_stand_ins import RegistryProgram, relayed, running
+from tests.publish_stand_ins import Answers, RegistryProgram, relayed, running
 
 KEY = hashlib.sha256(b"a cell").hexdigest()
 
@@ -190,35 +189,6 @@ def test_a_certificate_that_nobody_here_vouches_for(tmp_path: Path, monkeypatch:
         assert f"/etc/docker/certs.d/{program.host}/ca.crt" in untrusted.value.next_step
         monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(certificate))
         assert _open(program.host).manifest("tag") is None
-
-
-class Answers:
-    """A server whose answers a test writes: what no real registry does at will."""
-
-    def __init__(self, answer: Callable[[str, str, str], tuple[int, dict[str, str], bytes]]) -> None:
-        self.seen: list[tuple[str, str, str]] = []
-        outer = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def _answer(self) -> None:
-                self.rfile.read(int(self.headers.get("Content-Length") or 0))
-                authorization = self.headers.get("Authorization", "")
-                outer.seen.append((self.command, self.path, authorization))
-                status, headers, body = answer(self.command, self.path, authorization)
-                self.send_response(status)
-                for name, value in {**headers, "Content-Length": str(len(body))}.items():
-                    self.send_header(name, value)
-                self.end_headers()
-                self.wfile.write(body)
-
-            do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = _answer  # noqa: N815
-
-            def log_message(self, format: str, *args: object) -> None:
-                """Nothing."""
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.host = f"127.0.0.1:{self.server.server_address[1]}"
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
 
 
 BODY = json.dumps({"schemaVersion": 2, "config": {"digest": "sha256:c"}, "layers": []}).encode()

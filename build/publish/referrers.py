@@ -1,0 +1,91 @@
+"""What refers to an image in a registry: attached after it, and found again by its digest alone.
+
+A registry of OCI 1.1 keeps the list itself. For the others (Debian's 2.8) it is an index under the tag
+`sha256-<digits>`, which whoever attaches something has to keep: the standard's own fallback, as oras and cosign do it.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from build.publish.artefacts import EMPTY, Document, Found, descriptor, read_artefact
+from build.publish.manifests import OCI_INDEX, OCI_MANIFEST, Manifest, sha256
+from build.publish.registry import Registry, RegistryCannot
+
+ROUNDS = 8
+"""How often the list is written again where another publisher writes it at the same time."""
+MOST = 100
+"""Referrers of one image that are looked at; whoever may write there can attach any number."""
+
+
+def attach(registry: Registry, image: Manifest, documents: Sequence[Document]) -> dict[str, str]:
+    """Attach files to an image that the registry has; returns by kind: attached, or there.
+
+    It can be ended at any moment and repeated. Raises RegistryCannot.
+    """
+    subject = {"mediaType": image.media_type, "digest": image.digest, "size": len(image.body)}
+    artefacts = {document.kind: document.artefact(subject) for document in documents}
+    known = {str(entry.get("digest")) for entry in listed(registry, image.digest)}
+    missing = [document for document in documents if artefacts[document.kind].digest not in known]
+    by_hand: list[Manifest] = []
+    for document in missing:
+        artefact = artefacts[document.kind]
+        registry.put_blob(EMPTY, sha256(EMPTY))
+        registry.put_blob(document.path, artefact.document["layers"][0]["digest"])
+        if not registry.put_manifest(artefact.digest, artefact):
+            by_hand.append(artefact)
+    if by_hand:
+        _list(registry, image.digest, by_hand)
+    kinds = {document.kind for document in missing}
+    return {document.kind: "attached" if document.kind in kinds else "there" for document in documents}
+
+
+def listed(registry: Registry, digest: str) -> list[Mapping[str, Any]]:
+    """Descriptors of what refers to a manifest, as the registry or the fallback's index lists them."""
+    entries = registry.referrers(digest)
+    if entries is None:
+        found = registry.manifest(fallback_tag(digest))
+        entries = found.document.get("manifests") if found is not None else []
+    return [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
+
+
+def find_attached(registry: Registry, digest: str) -> list[Found]:
+    """The files of ours that are attached to an image, of every kind and age. Raises RegistryCannot."""
+    found = []
+    for entry in listed(registry, digest)[:MOST]:
+        if entry.get("mediaType") != OCI_MANIFEST:
+            continue
+        manifest = registry.manifest(str(entry.get("digest")))
+        artefact = read_artefact(manifest, digest) if manifest is not None else None
+        if artefact is not None:
+            found.append(artefact)
+    return found
+
+
+def fallback_tag(digest: str) -> str:
+    """The tag of the index: `sha256-<digits>`."""
+    return digest.replace(":", "-", 1)
+
+
+def _list(registry: Registry, digest: str, artefacts: Sequence[Manifest]) -> None:
+    """Add artefacts to the index, and see that they stay: another publisher may write it between our two requests."""
+    tag = fallback_tag(digest)
+    for _ in range(ROUNDS):
+        entries = list(listed(registry, digest))
+        there = {entry.get("digest") for entry in entries}
+        entries += [descriptor(artefact) for artefact in artefacts if artefact.digest not in there]
+        document = {"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": entries}
+        registry.put_manifest(tag, Manifest(json.dumps(document, sort_keys=True).encode(), OCI_INDEX))
+        now = {entry.get("digest") for entry in listed(registry, digest)}
+        if all(artefact.digest in now for artefact in artefacts):
+            return
+        time.sleep(random.uniform(0.05, 0.5))
+    raise RegistryCannot(
+        f"{registry.reference}:{tag}: the list of what belongs to the image does not come to rest",
+        cause="another publisher writes it at the same time",
+        next_step="run the same command again when it has ended",
+    )

@@ -1,0 +1,289 @@
+"""What goes with an image: attached in a registry and in an archive, found again by who has the image alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import io
+import json
+import os
+import tarfile
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from build import cache
+from build.attest.evidence import read_evidence
+from build.attest.fetch import fetch_from
+from build.errors import EnvironmentCannot, GateFailed
+from build.publish.artefacts import CREATED, TITLE, TYPES, Document, documents_of
+from build.publish.layout import add_documents, read_attached, read_layout
+from build.publish.location import IMAGES, Location
+from build.publish.manifests import OCI_INDEX, OCI_MANIFEST, Manifest, sha256
+from build.publish.referrers import attach, fallback_tag, find_attached, listed
+from build.publish.registry import Damaged, Registry
+from tests.publish_stand_ins import Answers, RegistryProgram, running
+
+KEY = hashlib.sha256(b"an image").hexdigest()
+CONFIG = b'{"architecture": "amd64", "os": "linux", "rootfs": {"type": "layers", "diff_ids": []}}'
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RegistryProgram]:
+    with running(tmp_path_factory.mktemp("registry")) as found:
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DEEPINFER_BUILD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path / "docker"))
+
+
+@pytest.fixture
+def registry(program: RegistryProgram, tmp_path: Path) -> Registry:
+    """A repository of its own for every test."""
+    return opened(program.host, tmp_path.name.lower().strip("_"))
+
+
+def opened(host: str, path: str = "team") -> Registry:
+    return Registry(Location(host, path), IMAGES, plain=True, pauses=(0.01,), patience=5.0)
+
+
+def image_manifest(config: bytes = CONFIG) -> Manifest:
+    told = {"mediaType": "application/vnd.oci.image.config.v1+json", "digest": sha256(config), "size": len(config)}
+    document = {"schemaVersion": 2, "mediaType": OCI_MANIFEST, "config": told, "layers": []}
+    return Manifest(json.dumps(document).encode(), OCI_MANIFEST)
+
+
+def image_in(registry: Registry, tag: str = "tag") -> Manifest:
+    registry.put_blob(CONFIG, sha256(CONFIG))
+    registry.put_manifest(tag, image_manifest())
+    return image_manifest()
+
+
+def evidence_in(folder: Path, *, created: str = "2026-11-30T10:00:00Z", image_id: str = sha256(CONFIG)) -> Path:
+    """A manifest with an SBOM and a provenance beside it, as a build leaves them; returns the manifest."""
+    folder.mkdir(parents=True, exist_ok=True)
+    stem = folder / KEY[:12]
+    beside = {}
+    for kind, ending, form in (("sbom", "cdx", "CycloneDX 1.6"), ("provenance", "provenance", "SLSA")):
+        path = stem.with_name(f"{stem.name}.{ending}.json")
+        path.write_text(json.dumps({kind: created}))
+        beside[kind] = {"name": path.name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "format": form}
+    manifest = {
+        "image": "cpu", "image_id": image_id, "image_key": KEY, "title": "", "created": created,
+        "document_sha256": "", "labels": {}, "document": {}, "base": {"image_id": ""},
+        "inspection": {"distributions": {}}, "image_inputs": {}, "cells": [], "tags": ["deepinfer:x"],
+        "attestations": beside,
+    }  # fmt: skip
+    path = stem.with_name(f"{stem.name}.json")
+    path.write_text(json.dumps(manifest))
+    return path
+
+
+def documents_in(folder: Path, **made: str) -> tuple[Document, ...]:
+    return documents_of(read_evidence(evidence_in(folder, **made)))
+
+
+def texts(folder: Path) -> Mapping[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_what_was_attached_comes_back_byte_for_byte(registry: Registry, tmp_path: Path) -> None:
+    image = image_in(registry)
+    documents = documents_in(tmp_path / "here")
+    (tmp_path / "here" / f"{KEY[:12]}.sigstore.json").write_text('{"signature": 1}')
+    documents = documents_of(read_evidence(documents[0].path))
+    assert [document.kind for document in documents] == ["manifest", "sbom", "provenance", "signature"]
+    assert attach(registry, image, documents) == dict.fromkeys(TYPES, "attached")
+    for name in (image.digest, "tag"):
+        fetched = fetch_from(registry, name, image_id=image.config, key=KEY)
+        assert texts(fetched.folder) == texts(tmp_path / "here") and fetched.row.state == "ok"
+    other = fetch_from(registry, "tag", image_id="sha256:another", key=KEY)
+    assert (other.row.state, other.row.recorded, other.row.found) == ("differs", image.config, "sha256:another")
+
+
+def test_other_programs_find_it_as_the_standard_says(registry: Registry, tmp_path: Path) -> None:
+    image = image_in(registry)
+    attach(registry, image, documents_in(tmp_path / "here"))
+    index = registry.manifest(image.digest.replace(":", "-"))
+    assert index is not None and index.media_type == OCI_INDEX, "the tag that oras and cosign look under"
+    entries = index.document["manifests"]
+    assert {entry["artifactType"] for entry in entries} == {TYPES[kind] for kind in ("manifest", "sbom", "provenance")}
+    for entry in entries:
+        artefact = registry.manifest(entry["digest"])
+        assert artefact is not None and entry["size"] == len(artefact.body) and CREATED in entry["annotations"]
+        subject = artefact.document["subject"]
+        assert subject == {"mediaType": image.media_type, "digest": image.digest, "size": len(image.body)}
+        (layer,) = artefact.document["layers"]
+        assert (tmp_path / "here" / layer["annotations"][TITLE]).stat().st_size == layer["size"]
+
+
+def test_attaching_again_writes_nothing_and_a_newer_build_of_the_record_is_taken(
+    program: RegistryProgram, registry: Registry, tmp_path: Path
+) -> None:
+    image = image_in(registry)
+    old = documents_in(tmp_path / "old")
+    attach(registry, image, old)
+    before = program.log().count('"PUT ')
+    assert attach(registry, image, old) == dict.fromkeys(("manifest", "sbom", "provenance"), "there")
+    assert program.log().count('"PUT ') == before
+    attach(registry, image, documents_in(tmp_path / "new", created="2026-12-01T10:00:00Z"))
+    assert len(listed(registry, image.digest)) == 6, "what was attached before stays"
+    assert texts(fetch_from(registry, "tag", image_id=image.config, key=KEY).folder) == texts(tmp_path / "new")
+
+
+def test_a_newer_record_of_another_image_is_passed_over(registry: Registry, tmp_path: Path) -> None:
+    """Whoever may write there can attach anything to anything."""
+    image = image_in(registry)
+    attach(registry, image, documents_in(tmp_path / "ours"))
+    attach(registry, image, documents_in(tmp_path / "theirs", created="2030-01-01T00:00:00Z", image_id="sha256:x"))
+    assert texts(fetch_from(registry, "tag", image_id=image.config, key=KEY).folder) == texts(tmp_path / "ours")
+
+
+def test_two_that_attach_at_once_are_both_listed(program: RegistryProgram, tmp_path: Path) -> None:
+    image = image_in(opened(program.host, "race"))
+    parties = [documents_in(tmp_path / str(number), created=f"2026-11-30T10:00:0{number}Z") for number in range(3)]
+    threads = [
+        threading.Thread(target=attach, args=(opened(program.host, "race"), image, documents)) for documents in parties
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(find_attached(opened(program.host, "race"), image.digest)) == 9
+
+
+def test_what_is_attached_of_others_is_left_alone(registry: Registry, tmp_path: Path) -> None:
+    image = image_in(registry)
+    registry.put_blob(b"{}", sha256(b"{}"))
+    document = json.loads(image_manifest(b"{}").body) | {"artifactType": "application/vnd.example", "layers": []}
+    theirs = Manifest(json.dumps(document).encode(), OCI_MANIFEST)
+    registry.put_manifest(theirs.digest, theirs)
+    entry = {"mediaType": OCI_MANIFEST, "digest": theirs.digest, "size": len(theirs.body)}
+    index = {"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": [entry]}
+    registry.put_manifest(fallback_tag(image.digest), Manifest(json.dumps(index).encode(), OCI_INDEX))
+    attach(registry, image, documents_in(tmp_path / "ours"))
+    assert listed(registry, image.digest)[0] == entry and len(find_attached(registry, image.digest)) == 3
+
+
+def test_an_image_with_nothing_attached_is_told(registry: Registry) -> None:
+    image = image_in(registry)
+    with pytest.raises(EnvironmentCannot, match="nothing that says how this image was made") as bare:
+        fetch_from(registry, "tag", image_id=image.config, key=KEY)
+    assert "--manifest" in bare.value.next_step
+    with pytest.raises(EnvironmentCannot, match="has no image absent"):
+        fetch_from(registry, "absent", image_id=image.config, key=KEY)
+
+
+def test_a_document_that_rots_in_the_registry_is_not_taken(tmp_path: Path) -> None:
+    with running(tmp_path / "registry") as program:
+        registry = opened(program.host)
+        image = image_in(registry)
+        documents = documents_in(tmp_path / "here")
+        attach(registry, image, documents)
+        digest = documents[1].layer()["digest"].removeprefix("sha256:")
+        (stored,) = program.storage.rglob(f"{digest}/data")
+        stored.write_bytes(stored.read_bytes().replace(b"sbom", b"SBOM"))
+        with pytest.raises(Damaged):
+            fetch_from(registry, "tag", image_id=image.config, key=KEY)
+    assert not [path for path in cache.root().rglob("*.cdx.json") if path.is_file()]
+
+
+def test_a_document_that_is_not_the_recorded_one_is_not_published(tmp_path: Path) -> None:
+    path = evidence_in(tmp_path)
+    (tmp_path / f"{KEY[:12]}.cdx.json").write_text("{}")
+    with pytest.raises(GateFailed, match="is not the file that the manifest beside it names"):
+        documents_of(read_evidence(path))
+
+
+def test_a_registry_that_keeps_the_list_itself_gets_no_index(tmp_path: Path) -> None:
+    """OCI 1.1: it says so in its answer, and gives the list in pages."""
+    image = image_manifest()
+    stored: dict[str, bytes] = {}
+
+    def answer(method: str, path: str, authorization: str) -> tuple[int, dict[str, str], bytes]:
+        name = path.rpartition("/")[2]
+        if "/referrers/" in path:
+            entries = [{"mediaType": OCI_MANIFEST, "digest": digest} for digest in sorted(stored)]
+            at = int(path.partition("?at=")[2] or 0)
+            more = {"Link": f'<{path.partition("?")[0]}?at={at + 1}>; rel="next"'} if at + 1 < len(entries) else {}
+            body = json.dumps({"schemaVersion": 2, "manifests": entries[at : at + 1]}).encode()
+            return 200, {"Content-Type": OCI_INDEX, **more}, body
+        if method == "PUT" and "/manifests/" in path:
+            stored[name] = bodies.pop()
+            return 201, {"OCI-Subject": image.digest}, b""
+        if method == "GET" and name in stored:
+            return 200, {"Content-Type": OCI_MANIFEST}, stored[name]
+        return {"HEAD": 200, "GET": 404}.get(method, 202), {}, b""
+
+    documents = documents_in(tmp_path / "here")
+    subject = {"mediaType": image.media_type, "digest": image.digest, "size": len(image.body)}
+    bodies = [document.artefact(subject).body for document in reversed(documents)]
+    registry = opened(Answers(answer).host)
+    attach(registry, image, documents)
+    assert len(stored) == 3 and fallback_tag(image.digest) not in stored
+    assert {found.kind for found in find_attached(registry, image.digest)} == {"manifest", "sbom", "provenance"}
+
+
+def archive_of(file: Path, image: Manifest, *, tag: str = "1.0-cpu") -> Path:
+    """An OCI archive as skopeo writes it: blobs, then index.json, then oci-layout."""
+    name = {"org.opencontainers.image.ref.name": tag}
+    entry = {"mediaType": OCI_MANIFEST, "digest": image.digest, "size": len(image.body), "annotations": name}
+    members = {f"blobs/{digest.replace(':', '/')}": data for digest, data in
+               {image.digest: image.body, sha256(CONFIG): CONFIG}.items()}  # fmt: skip
+    members["index.json"] = json.dumps({"schemaVersion": 2, "manifests": [entry]}).encode()
+    members["oci-layout"] = b'{"imageLayoutVersion":"1.0.0"}'
+    with tarfile.open(file, "w") as archive:
+        for member, data in members.items():
+            info = tarfile.TarInfo(member)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    return file
+
+
+def test_an_archive_holds_the_documents_beside_the_image(tmp_path: Path) -> None:
+    image = image_manifest()
+    file = archive_of(tmp_path / "image.tar", image)
+    plain = read_layout(file)
+    documents = documents_in(tmp_path / "here")
+    add_documents(file, image, documents)
+    content = read_layout(file)
+    assert dataclasses.replace(content, attached=()) == plain and content.tag == "1.0-cpu"
+    kept = {found.kind: read_attached(file, found) for found in content.attached}
+    assert kept == {document.kind: document.path.read_bytes() for document in documents}
+    with tarfile.open(file) as archive:
+        names = archive.getnames()
+        assert len(names) == len(set(names)) and {"index.json", "oci-layout"} <= set(names)
+        for name in names:
+            if name.startswith("blobs/"):
+                data = archive.extractfile(name).read()  # type: ignore[union-attr]
+                assert sha256(data) == name.removeprefix("blobs/").replace("/", ":")
+
+
+def test_a_document_that_rots_in_an_archive_is_told(tmp_path: Path) -> None:
+    file = archive_of(tmp_path / "image.tar", image_manifest())
+    documents = documents_in(tmp_path / "here")
+    add_documents(file, image_manifest(), documents)
+    data = file.read_bytes()
+    text = documents[1].path.read_bytes()
+    file.write_bytes(data.replace(text, b"X" * len(text)))
+    (sbom,) = [found for found in read_layout(file).attached if found.kind == "sbom"]
+    with pytest.raises(EnvironmentCannot, match="does not have its digest"):
+        read_attached(file, sbom)
+    created = json.dumps(documents[0].created).encode()
+    file.write_bytes(data.replace(created + b'}, "artifactType"', b'"1026-11-30T10:00:00Z"}, "artifactType"'))
+    assert file.read_bytes() != data and read_layout(file).attached == (), (
+        "artefacts that were altered are none of ours"
+    )
+
+
+def test_a_signature_is_dated_by_its_file(tmp_path: Path) -> None:
+    path = evidence_in(tmp_path)
+    bundle = tmp_path / f"{KEY[:12]}.sigstore.json"
+    bundle.write_text("{}")
+    os.utime(bundle, (1_800_000_000, 1_800_000_000))
+    assert documents_of(read_evidence(path))[-1].created == "2027-01-15T08:00:00Z"
