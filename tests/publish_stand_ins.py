@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
+import json
 import os
 import shutil
 import socket
@@ -225,6 +227,33 @@ def tiny_image(engine: Engine, image: str, files: Mapping[str, bytes], *, key: s
     found = engine.image_id(f"deepinfer:{tag}")
     assert found is not None
     return found
+
+
+def evidence_files(
+    folder: Path,
+    image: str,
+    *,
+    key: str,
+    image_id: str,
+    created: str = "2026-11-30T10:00:00Z",
+    labels: Mapping[str, str] | None = None,
+) -> Path:
+    """A manifest with an SBOM and a provenance beside it, as a build names and leaves them; returns the manifest."""
+    folder.mkdir(parents=True, exist_ok=True)
+    beside = {}
+    for kind, ending, form in (("sbom", "cdx", "CycloneDX 1.6"), ("provenance", "provenance", "SLSA")):
+        path = folder / f"{key[:12]}.{ending}.json"
+        path.write_text(json.dumps({kind: created}))
+        beside[kind] = {"name": path.name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "format": form}
+    manifest = {
+        "image": image, "image_id": image_id, "image_key": key, "title": "", "created": created,
+        "document_sha256": "", "labels": dict(labels or {}), "document": {}, "base": {"image_id": ""},
+        "inspection": {"distributions": {}}, "image_inputs": {}, "cells": [], "tags": ["deepinfer:x"],
+        "attestations": beside,
+    }  # fmt: skip
+    path = folder / f"{key[:12]}.json"
+    path.write_text(json.dumps(manifest))
+    return path
 
 
 def files_of(engine: Engine, reference: str) -> dict[str, bytes]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from build import known
+from build.command import TROUBLE, as_build_error, show_traceback
 from build.containers import LABEL, Engine
 from build.errors import NothingSelected, UsageError
 from build.image.names import moving_tag
@@ -43,32 +45,82 @@ class Request:
     as_json: bool = False
 
 
+@dataclass(frozen=True)
+class Row:
+    """How it ended with one image: what was done (as for --json) in a few words, or the error, with its exit code."""
+
+    image: str
+    told: str
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    exit_code: int = 0
+    seconds: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """For `publish --json`."""
+        failed = {"image": self.image, "error": self.told, "exit_code": self.exit_code}
+        return failed if self.exit_code else dict(self.facts)
+
+
 def run(request: Request) -> int:
-    """Do it; prints what was done as it is done, and as JSON in the end, what came before a failure included."""
+    """Do it image by image; what is impossible with one is told, and the others are done. Returns the worst exit code.
+
+    Prints what was done as it is done, a table of all in the end where there are several, and with --json all of it,
+    what came before an interruption included.
+    """
     where = _destination(request)
-    done: list[dict[str, Any]] = []
+    rows: list[Row] = []
+    names: list[str] = []
     try:
         if request.source is not None:
-            _tell(done, load_archive(Engine.connect(), request.source, anyway=request.anyway))
+            rows.append(_told(load_archive(Engine.connect(), request.source, anyway=request.anyway)))
             return 0
-        matrix, engine = load_matrix(), Engine.connect()
+        matrix, engine, seconds = load_matrix(), Engine.connect(), patience()
         targets = _targets(engine, matrix, request.image)
+        names = [target.name for target in targets]
         if request.archive is not None and len(targets) != 1:
-            names = ", ".join(target.name for target in targets)
-            raise UsageError("an archive holds one image", cause=f"selected are {names}", next_step="--image NAME")
+            raise UsageError(
+                "an archive holds one image", cause=f"selected are {', '.join(names)}", next_step="--image NAME"
+            )
         for target in targets:
-            if request.wheels and where is not None:
-                done.append(_push_components(engine, matrix, target, where))
-                continue
-            release = find_release(engine, matrix, target, anyway=request.anyway)
-            if request.archive is not None:
-                _tell(done, write_archive(engine, release, request.archive))
-            elif where is not None:
-                _tell(done, publish_image(engine, release, where, patience=patience(), whole=request.read_back))
+            rows.append(_publish_one(engine, matrix, target, request, where, seconds))
     finally:
+        if len(names) > 1:
+            print(summary(rows, not_begun=names[len(rows) :]), file=sys.stderr, flush=True)
         if request.as_json:
-            print(json.dumps(done, indent=2, default=str))
-    return 0
+            print(json.dumps([row.to_json() for row in rows], indent=2, default=str))
+    return max(row.exit_code for row in rows)
+
+
+def _publish_one(
+    engine: Engine, matrix: Matrix, target: Target, request: Request, where: Location | None, seconds: float
+) -> Row:
+    """Publish an image or its components; a failure is told and becomes a row."""
+    start = time.monotonic()
+    try:
+        if request.wheels and where is not None:
+            return _push_components(engine, matrix, target, where)
+        release = find_release(engine, matrix, target, anyway=request.anyway)
+        if request.archive is not None:
+            return _told(write_archive(engine, release, request.archive))
+        assert where is not None  # _destination saw to it
+        return _told(publish_image(engine, release, where, patience=seconds, whole=request.read_back))
+    except TROUBLE as problem:
+        show_traceback()
+        error = as_build_error(problem)
+        print(error, file=sys.stderr, flush=True)
+        spent = round(time.monotonic() - start, 2)
+        return Row(target.name, error.what.partition("\n")[0], exit_code=error.exit_code, seconds=spent)
+
+
+def summary(rows: Sequence[Row], *, not_begun: Sequence[str] = ()) -> str:
+    """A line an image, for the end of a publication of several; `not_begun` are those after an interruption."""
+    width = max(len(name) for name in (*(row.image for row in rows), *not_begun))
+    lines = [
+        f"{row.image:<{width}}  {f'failed ({row.exit_code})' if row.exit_code else 'done':<10} "
+        f"{row.seconds:7.1f} s  {row.told}"
+        for row in rows
+    ]
+    return "\n".join([*lines, *(f"{name:<{width}}  not begun" for name in not_begun)])
 
 
 def patience() -> float:
@@ -113,8 +165,9 @@ def _targets(engine: Engine, matrix: Matrix, pattern: str) -> list[Target]:
     return [matrix.targets[name] for name in here]
 
 
-def _push_components(engine: Engine, matrix: Matrix, target: Target, where: Location) -> dict[str, Any]:
+def _push_components(engine: Engine, matrix: Matrix, target: Target, where: Location) -> Row:
     """Push what the wheelhouse has of an image's cells. Overlays stay: every machine fetches them from their index."""
+    start = time.monotonic()
     kind: BaseKind = "replica"
     if engine.labels(moving_tag(target.name)).get(f"{LABEL}.base") == "vendor":
         kind = "vendor"
@@ -123,11 +176,14 @@ def _push_components(engine: Engine, matrix: Matrix, target: Target, where: Loca
     states = push_wheels(components_of(where, engine), list(cells))
     for key, state in states.items():
         print(f"{cells[key]} {key[:12]}: {state}", file=sys.stderr, flush=True)
-    return {"image": target.name, "components": {cells[key]: [key, state] for key, state in states.items()}}
+    components = {cells[key]: [key, state] for key, state in states.items()}
+    told = ", ".join(f"{name.partition('/')[2]} {state}" for name, (_, state) in components.items()) or "no components"
+    facts = {"image": target.name, "components": components}
+    return Row(target.name, told, facts, seconds=round(time.monotonic() - start, 2))
 
 
-def _tell(done: list[dict[str, Any]], result: Published | Archived) -> None:
-    done.append(asdict(result))
+def _told(result: Published | Archived) -> Row:
+    """Print what was done with an image, and make a row of it."""
     say: Callable[[str], None] = lambda text: print(text, file=sys.stderr, flush=True)  # noqa: E731
     if isinstance(result, Published):
         say(f"{result.image}: {'pushed' if result.pushed else 'was there'}: {result.reference}")
@@ -142,6 +198,8 @@ def _tell(done: list[dict[str, Any]], result: Published | Archived) -> None:
         say(f"{result.image}: {result.file} ({result.bytes / 1e9:.2f} GB, {result.seconds:.1f} s)")
         say(f"  {result.digest}: {', '.join(result.names)}")
         _tell_documents(say, result.documents)
+    where = result.reference if isinstance(result, Published) else str(result.file)
+    return Row(result.image, f"{where}, {result.digest}", asdict(result), seconds=result.seconds)
 
 
 def _tell_documents(say: Callable[[str], None], documents: Mapping[str, str]) -> None:

@@ -24,7 +24,7 @@ from build.publish.location import IMAGES, Location
 from build.publish.manifests import OCI_INDEX, OCI_MANIFEST, Manifest, sha256
 from build.publish.referrers import attach, fallback_tag, find_attached, listed
 from build.publish.registry import Damaged, Registry
-from tests.publish_stand_ins import Answers, RegistryProgram, running
+from tests.publish_stand_ins import Answers, RegistryProgram, evidence_files, running
 
 KEY = hashlib.sha256(b"an image").hexdigest()
 CONFIG = b'{"architecture": "amd64", "os": "linux", "rootfs": {"type": "layers", "diff_ids": []}}'
@@ -65,23 +65,7 @@ def image_in(registry: Registry, tag: str = "tag") -> Manifest:
 
 
 def evidence_in(folder: Path, *, created: str = "2026-11-30T10:00:00Z", image_id: str = sha256(CONFIG)) -> Path:
-    """A manifest with an SBOM and a provenance beside it, as a build leaves them; returns the manifest."""
-    folder.mkdir(parents=True, exist_ok=True)
-    stem = folder / KEY[:12]
-    beside = {}
-    for kind, ending, form in (("sbom", "cdx", "CycloneDX 1.6"), ("provenance", "provenance", "SLSA")):
-        path = stem.with_name(f"{stem.name}.{ending}.json")
-        path.write_text(json.dumps({kind: created}))
-        beside[kind] = {"name": path.name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "format": form}
-    manifest = {
-        "image": "cpu", "image_id": image_id, "image_key": KEY, "title": "", "created": created,
-        "document_sha256": "", "labels": {}, "document": {}, "base": {"image_id": ""},
-        "inspection": {"distributions": {}}, "image_inputs": {}, "cells": [], "tags": ["deepinfer:x"],
-        "attestations": beside,
-    }  # fmt: skip
-    path = stem.with_name(f"{stem.name}.json")
-    path.write_text(json.dumps(manifest))
-    return path
+    return evidence_files(folder, "cpu", key=KEY, image_id=image_id, created=created)
 
 
 def documents_in(folder: Path, **made: str) -> tuple[Document, ...]:

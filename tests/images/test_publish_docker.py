@@ -20,6 +20,8 @@ from pathlib import Path
 import pytest
 
 from build import cache
+from build.attest.evidence import find_evidence, read_evidence
+from build.attest.fetch import fetch_evidence
 from build.call import call
 from build.containers import LABEL, Engine
 from build.errors import EnvironmentCannot, GateFailed, UsageError
@@ -28,7 +30,9 @@ from build.matrix.load import load_matrix
 from build.matrix.model import Matrix
 from build.plan import Cell, TargetPlan
 from build.publish import registry as registry_module
+from build.publish import verb
 from build.publish.archive import load_archive, write_archive
+from build.publish.artefacts import documents_of
 from build.publish.credentials import PASSWORD_FILE
 from build.publish.credentials import USER as USER_VARIABLE
 from build.publish.location import IMAGES, Location
@@ -43,6 +47,7 @@ from tests.publish_stand_ins import (
     PASSWORD,
     USER,
     RegistryProgram,
+    evidence_files,
     files_of,
     program,
     relayed,
@@ -132,6 +137,86 @@ def _manifest(host: str, digest: str) -> bytes:
     found = Registry.open(Location.parse(f"{host}/team"), IMAGES).manifest(digest)
     assert found is not None
     return found.body
+
+
+def documented(engine: Engine, release: Release, folder: Path) -> Release:
+    """The release with a manifest, an SBOM and a provenance."""
+    key = engine.labels(release.image_id)[f"{LABEL}.key"]
+    path = evidence_files(folder, NAME, key=key, image_id=release.image_id)
+    return dataclasses.replace(release, documents=documents_of(read_evidence(path)))
+
+
+def test_who_only_pulls_gets_what_is_told_of_the_image(
+    engine: Engine, registry: RegistryProgram, tmp_path: Path
+) -> None:
+    release = documented(engine, made(engine, "told"), tmp_path / "made")
+    done = publish(engine, release, registry.host)
+    assert dict(done.documents) == dict.fromkeys(("manifest", "sbom", "provenance"), "attached")
+    assert digests(registry.host, release.tag, *ALIASES) == [done.digest] * 3, "what is attached moves no tag"
+    engine.client.images.remove(release.image_id, force=True)
+    pulled = f"{registry.host}/team/deepinfer@{done.digest}"
+    with pytest.raises(EnvironmentCannot, match="there is no image"):
+        fetch_evidence(engine, pulled)
+    call("docker", "pull", pulled)
+    fetched = fetch_evidence(engine, pulled)
+    brought = {path.name.partition(".")[2]: path.read_bytes() for path in fetched.folder.iterdir()}
+    assert brought == {path.name.partition(".")[2]: path.read_bytes() for path in (tmp_path / "made").iterdir()}
+    found = find_evidence(pulled, engine.labels(pulled), fetched.folder)
+    assert found.sbom is not None and found.sbom.found == found.sbom.recorded and fetched.row.state == "ok"
+    again = publish(engine, release_of_pulled(engine, pulled, release), registry.host)
+    assert not again.pushed and set(again.documents.values()) == {"there"}
+    with pytest.raises(UsageError, match="not named as it was pulled"):
+        fetch_evidence(engine, f"deepinfer:{NAME}")
+
+
+def release_of_pulled(engine: Engine, pulled: str, release: Release) -> Release:
+    engine.tag(pulled, f"deepinfer:{release.tag}")
+    return release
+
+
+def test_documents_that_cannot_be_read_leave_the_aliases(
+    engine: Engine, registry: RegistryProgram, tmp_path: Path
+) -> None:
+    old = publish(engine, made(engine, "old"), registry.host)
+    release = documented(engine, made(engine, "new"), tmp_path / "made")
+    release.documents[1].path.unlink()
+    with pytest.raises(OSError, match="No such file"):
+        publish(engine, release, registry.host)
+    assert digests(registry.host, *ALIASES) == [old.digest] * 2
+    done = publish(engine, documented(engine, release, tmp_path / "made"), registry.host)
+    assert not done.pushed and digests(registry.host, *ALIASES) == [done.digest] * 2
+
+
+def test_of_several_images_those_that_can_be_are_published_and_all_are_listed(
+    engine: Engine, registry: RegistryProgram, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cpu = load_matrix().targets["cpu"]
+    names = [f"{NAME}-{letter}" for letter in "abc"]
+    targets = {name: dataclasses.replace(cpu, name=name) for name in names}
+    monkeypatch.setattr(verb, "load_matrix", lambda: Matrix(load_matrix().components, targets))
+    ids = []
+    try:
+        for name in names:
+            ids.append(tiny_image(engine, name, FILES, key=hashlib.sha256(name.encode()).hexdigest()))
+            engine.tag(ids[-1], f"deepinfer:{name}")
+        (immutable,) = [tag for tag in engine.image_config(ids[1])["RepoTags"] if tag != f"deepinfer:{names[1]}"]
+        engine.client.images.remove(immutable)  # one that nobody can name
+        request = verb.Request(image="*", registry=f"{registry.host}/team", anyway=True, as_json=True)
+        assert verb.run(request) == 4
+        out = capsys.readouterr()
+        told = json.loads(out.out)
+        assert [row["image"] for row in told] == names and told[1]["exit_code"] == 4
+        assert "does not bear the immutable tag" in told[1]["error"] and told[2]["pushed"] is True
+        assert digests(registry.host, *(f"{name}-replica" for name in names)) == [
+            told[0]["digest"], None, told[2]["digest"],
+        ]  # fmt: skip
+        table = out.err.strip().splitlines()[-3:]
+        states = [("done", "deepinfer:"), ("failed (4)", "immutable"), ("done", "deepinfer:")]
+        assert [line.startswith(name) for line, name in zip(table, names, strict=True)] == [True] * 3
+        assert all(state in line and word in line for line, (state, word) in zip(table, states, strict=True)), table
+    finally:
+        for image in ids:
+            engine.client.images.remove(image, force=True)
 
 
 def test_a_second_publish_changes_nothing_and_leaves_no_name_behind(engine: Engine, registry: RegistryProgram) -> None:
@@ -403,7 +488,7 @@ def test_a_build_takes_components_that_another_machine_pushed(
 
 def test_an_archive_holds_the_image_and_loads_where_nothing_is(engine: Engine, tmp_path: Path) -> None:
     program("skopeo", "skopeo")
-    release = made(engine, "archived", size=100_000)
+    release = documented(engine, made(engine, "archived", size=100_000), tmp_path / "made")
     before = files_of(engine, release.image_id)
     file = tmp_path / "image.oci.tar"
     file.write_bytes(b"what was there before")
@@ -417,8 +502,14 @@ def test_an_archive_holds_the_image_and_loads_where_nothing_is(engine: Engine, t
     assert loaded.digest == written.digest and loaded.names == (f"deepinfer:{release.tag}", f"deepinfer:{NAME}")
     assert files_of(engine, f"deepinfer:{NAME}") == before
     assert engine.labels(f"deepinfer:{NAME}")[f"{LABEL}.image"] == NAME
+    folder = cache.folder(f"manifests/{NAME}")
+    key = engine.labels(f"deepinfer:{NAME}")[f"{LABEL}.key"][:12]
+    assert {path.name for path in folder.iterdir()} == {
+        f"{key}.{end}" for end in ("json", "cdx.json", "provenance.json")
+    }
+    assert (folder / f"{key}.json").read_bytes() == release.documents[0].path.read_bytes(), "`verify` finds it there"
     again = load_archive(engine, file)
-    assert again.names == loaded.names
+    assert again.names == loaded.names and set(again.documents.values()) == {"there"}
     assert not list(tmp_path.glob(".part-*")) and not list((cache.root() / "work").iterdir())
 
 
