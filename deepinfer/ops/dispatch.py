@@ -58,19 +58,24 @@ _override: ContextVar[Settings | None] = ContextVar("deepinfer_ops_settings", de
 
 def settings() -> Settings:
     """What is in effect: that of the innermost `using`, else the environment's, read once."""
-    return _override.get() or _of_environment()
+    return _override.get() or _of_environment()[0]
+
+
+def reason() -> str:
+    """Why the environment's backend is the one that it is, in words."""
+    return _of_environment()[1]
 
 
 @functools.cache
-def _of_environment() -> Settings:
-    default = "triton" if platform.detect().kind == "cuda" else "reference"
+def _of_environment() -> tuple[Settings, str]:
+    asked, why = envs.OPS_BACKEND.get(), "DEEPINFER_OPS_BACKEND says so"
+    if not asked:
+        machine = platform.detect()
+        asked = "triton" if machine.kind == "cuda" else "reference"
+        why = machine.reason or "the driver sees a GPU"
     names = (name.strip() for name in envs.OPS_FALLBACK.get().split(","))
-    return Settings(
-        envs.OPS_BACKEND.get() or default,
-        frozenset(filter(None, names)),
-        envs.OPS_STRICT.get(),
-        envs.TRACE_KERNELS.get(),
-    )
+    fallbacks = frozenset(filter(None, names))
+    return Settings(asked, fallbacks, envs.OPS_STRICT.get(), envs.TRACE_KERNELS.get()), why
 
 
 @contextlib.contextmanager
@@ -104,7 +109,9 @@ def factory(name: str) -> Factory:
             )
         _notice(name)
         backend = "reference"
-    found: Factory = getattr(_module(backend, family), name)
+    found: Factory | None = getattr(_module(backend, family), name, None)
+    if found is None:
+        raise KernelUnavailableError(f"the {backend} backend has no {name}: deepinfer.ops.{backend}.{family} lacks it")
     return _traced(found, name, backend, chosen.trace) if chosen.trace else found
 
 
@@ -134,13 +141,13 @@ def _traced(found: Factory, name: str, backend: str, path: str) -> Factory:
         told = False
 
         @functools.wraps(kernel)
-        def run(*arguments: Any) -> Any:
+        def run(*arguments: Any, **by_name: Any) -> Any:
             nonlocal told
             if not told:
                 told = True
                 values = [*map(repr, parameters), *(f"{key}={value!r}" for key, value in named.items())]
                 _record(path, {"kernel": name, "backend": backend, "parameters": values})
-            return kernel(*arguments)
+            return kernel(*arguments, **by_name)
 
         return run
 

@@ -8,8 +8,11 @@ from typing import Any
 
 import torch
 
+from deepinfer.errors import KernelUnavailableError
 from deepinfer.ops import dispatch
 from deepinfer.ops.case import Argument, Call
+from deepinfer.ops.names import FAMILY_OF
+from deepinfer.ops.operators import Watched
 from deepinfer.ops.tolerance import difference
 
 Storages = dict[int, torch.Tensor]
@@ -19,13 +22,23 @@ Storages = dict[int, torch.Tensor]
 class Outcome:
     """What a call left behind, on the CPU.
 
-    results: every tensor argument by name. returned: the tensors that the kernel returned, if it did.
-    rest: storage by storage, the bytes that belong to no output; `before` holds them as they were.
+    results: every tensor argument by name. rest: storage by storage, the bytes that belong to no output; `before`
+    holds them as they were. after: the whole call with what its tensors hold now.
+    operators: what it asked of PyTorch beside allocation, views and fills, where that was watched.
     """
 
     results: Mapping[str, torch.Tensor]
     rest: Sequence[torch.Tensor]
     before: Sequence[torch.Tensor]
+    after: Call
+    operators: Sequence[str] = ()
+
+
+def outcome(before: Call, after: Call, operators: Sequence[str] = ()) -> Outcome:
+    """What became of a call: `after` is laid out as `before`, both on the CPU."""
+    results = {one.name: one.value for one in after.arguments if isinstance(one.value, torch.Tensor)}
+    rest = _bytes_of_no_output(after.arguments)
+    return Outcome(results, rest, _bytes_of_no_output(before.arguments), after, operators)
 
 
 def relocated(call: Call, device: torch.device | str) -> Call:
@@ -38,25 +51,47 @@ def relocated(call: Call, device: torch.device | str) -> Call:
         storage = value.untyped_storage()
         key = storage.data_ptr()
         if key not in moved or key == 0:
-            moved[key] = _all_bytes(value).to(device, copy=True)
-        return _view_of(moved[key], value)
+            moved[key] = all_bytes(value).to(device, copy=True)
+        return view_of(moved[key], value)
 
     return replace(call, arguments=[replace(one, value=move(one.value)) for one in call.arguments])
 
 
-def execute(factory: dispatch.Factory, call: Call, device: torch.device | str) -> Outcome:
-    """Run a factory's kernel on copies of the inputs; the call's own tensors stay as they are."""
+def execute(factory: dispatch.Factory, call: Call, device: torch.device | str, *, watch: bool = False) -> Outcome:
+    """Run a factory's kernel on copies of the inputs; the call's own tensors stay as they are.
+
+    watch: gather the operators that it asks of PyTorch.
+    """
     here = relocated(call, device)
-    before = _bytes_of_no_output(here.arguments)
-    factory(*call.parameters, **call.named)(*(one.value for one in here.arguments))
-    results = {one.name: one.value.cpu() for one in here.arguments if isinstance(one.value, torch.Tensor)}
-    return Outcome(results, _bytes_of_no_output(here.arguments), before)
+    values = [one.value for one in here.arguments]
+    found: Sequence[str] = ()
+    if watch:
+        with Watched() as watched:
+            factory(*call.parameters, **call.named)(*values)
+        found = watched.found
+    else:
+        factory(*call.parameters, **call.named)(*values)
+    return outcome(call, relocated(here, "cpu"), found)
 
 
 def run(name: str, call: Call, backend: str, device: torch.device | str) -> Outcome:
     """Run a kernel of a backend by its factory's name. A fallback to another backend is an error."""
     with dispatch.using(dispatch.Settings(backend, strict=True)):
-        return execute(dispatch.factory(name), call, device)
+        return execute(own_factory(name, backend), call, device, watch=backend == "triton")
+
+
+def own_factory(name: str, backend: str) -> dispatch.Factory:
+    """The factory of a kernel, sure to be the backend's own.
+
+    Raises:
+        KernelUnavailableError: it was made in another module than those of the backend.
+    """
+    found = dispatch.factory(name)
+    if not found.__module__.startswith(f"deepinfer.ops.{backend}."):
+        raise KernelUnavailableError(
+            f"{name} of the {backend} backend ({FAMILY_OF[name]}) is that of {found.__module__}"
+        )
+    return found
 
 
 def problems(call: Call, expected: Outcome, got: Outcome) -> list[str]:
@@ -67,19 +102,24 @@ def problems(call: Call, expected: Outcome, got: Outcome) -> list[str]:
             found.append(difference(one.name, expected.results[one.name], got.results[one.name], one.tolerance))
     if call.judge is not None:
         found.append(call.judge(expected.results, got.results))
-    for side, outcome in (("expected side", expected), ("", got)):
-        for index, (before, after) in enumerate(zip(outcome.before, outcome.rest, strict=True)):
+    for side, side_outcome in (("expected side", expected), ("", got)):
+        for index, (before, after) in enumerate(zip(side_outcome.before, side_outcome.rest, strict=True)):
             wrong = difference(f"bytes outside of every output, storage {index}", before, after)
             found.append(f"{side}: {wrong}" if wrong and side else wrong)
+    if got.operators:
+        asked = ", ".join(dict.fromkeys(got.operators))
+        found.append(f"asks PyTorch for more than allocation, views and fills: {asked}")
     return [text for text in found if text]
 
 
-def _all_bytes(value: torch.Tensor) -> torch.Tensor:
+def all_bytes(value: torch.Tensor) -> torch.Tensor:
+    """The whole storage of a tensor as bytes, without a copy."""
     whole = torch.empty(0, dtype=torch.uint8, device=value.device)
     return whole.set_(value.untyped_storage(), 0, (value.untyped_storage().nbytes(),))  # type: ignore[call-overload,no-any-return]
 
 
-def _view_of(storage: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+def view_of(storage: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """A tensor over the bytes `storage`, of the dtype, shape, strides and offset of `like`."""
     moved = torch.empty(0, dtype=like.dtype, device=storage.device)
     return moved.set_(storage.untyped_storage(), like.storage_offset(), like.shape, like.stride())
 
@@ -94,7 +134,7 @@ def _bytes_of_no_output(arguments: Sequence[Argument]) -> list[torch.Tensor]:
             continue
         key = value.untyped_storage().data_ptr()
         if key not in wholes:
-            wholes[key] = _all_bytes(value)
+            wholes[key] = all_bytes(value)
             covered[key] = torch.zeros_like(wholes[key], dtype=torch.bool)
         if one.output:
             size = value.element_size()

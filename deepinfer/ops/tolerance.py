@@ -37,21 +37,21 @@ def difference(name: str, expected: torch.Tensor, got: torch.Tensor, tolerance: 
     if count <= tolerance.ratio * expected.numel():
         return ""
     where = tuple(wrong.nonzero()[0].tolist())
-    largest = f"largest error {float(errors.nan_to_num(0.0).max()):.3e}, " if errors is not None else ""
+    largest = float(errors[wrong].max())  # NaN, if one is
     return (
-        f"{name}: {largest}{count} of {expected.numel()} values wrong ({count / expected.numel():.2%}), "
+        f"{name}: largest error {largest:.3e}, {count} of {expected.numel()} values wrong "
+        f"({count / expected.numel():.2%}), "
         f"first at {list(where)}: {_shown(got, where)}, expected {_shown(expected, where)}"
     )
 
 
-def _compare(
-    expected: torch.Tensor, got: torch.Tensor, tolerance: Tolerance
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    if not expected.dtype.is_floating_point:
-        return expected != got, None
+def _compare(expected: torch.Tensor, got: torch.Tensor, tolerance: Tolerance) -> tuple[torch.Tensor, torch.Tensor]:
+    """(which are wrong, |got - expected|); integers are compared by their bits, whatever the tolerance."""
     bits_differ = as_bits(expected) != as_bits(got)
     wide_expected, wide_got = expected.double(), got.double()
     errors = (wide_got - wide_expected).abs()
+    if not expected.dtype.is_floating_point:
+        return bits_differ, errors
     if tolerance.absolute == 0 and tolerance.relative == 0:
         return bits_differ & ~(wide_expected.isnan() & wide_got.isnan()), errors
     beyond = ~(errors <= tolerance.absolute + tolerance.relative * wide_expected.abs())
