@@ -47,3 +47,9 @@ class NativeError(DeepInferError, ImportError):
 
 class KernelUnavailableError(DeepInferError, AttributeError):
     """No kernel has this name, or the backend that should provide it cannot."""
+
+
+class ConfigError(DeepInferError, ValueError):
+    """A checkpoint's config.json does not describe a model that can be run."""
+
+    exit_code = 2

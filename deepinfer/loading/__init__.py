@@ -1,0 +1,1 @@
+"""Checkpoints: what is in them, and how their formats are read."""
