@@ -26,6 +26,7 @@ class Activation:
     home: the folder with the optional parts (it need not exist); home_source: why that one.
     site: home/site where it exists, now first on sys.path.
     cache: where compiled kernels go; cache_source: why there.
+    warm: the folder of Triton kernels that came with the image, which are only read; None without any.
     given: other programs' variables that were set here, with the reason.
     notices: what the user should know.
     """
@@ -35,6 +36,7 @@ class Activation:
     site: Path | None
     cache: Path
     cache_source: str
+    warm: Path | None
     given: dict[str, str]
     notices: tuple[str, ...]
 
@@ -46,8 +48,11 @@ def activate() -> Activation:
     home, home_source = _home(notices)
     site = _put_first(home / "site")
     cache, cache_source = _cache(notices)
+    warm = home / "warm" / "triton"
     given = _give(home, None if cache_source == "not writable" else cache)
-    return Activation(home, home_source, site, cache, cache_source, given, tuple(notices))
+    return Activation(
+        home, home_source, site, cache, cache_source, warm if warm.is_dir() else None, given, tuple(notices)
+    )
 
 
 def _home(notices: list[str]) -> tuple[Path, str]:
@@ -131,6 +136,9 @@ def _give(home: Path, cache: Path | None) -> dict[str, str]:
         )  # fmt: skip
         folders = zip(caches, ("triton", "deep_gemm", "deep_ep", "inductor"), strict=True)
         wanted += [(variable, str(cache / name), "under the cache folder") for variable, name in folders]
+    if (home / "warm" / "triton").is_dir():
+        manager = "deepinfer.warm.cache:WarmCacheManager"
+        wanted.append((envs.TRITON_CACHE_MANAGER, manager, "kernels that came with the image are found too"))
     if (home / "cuda").is_dir() and platform.system_nvcc() is None:
         wanted.append((envs.CUDA_HOME, str(home / "cuda"), "no other nvcc was found"))
     if (home / "nccl").is_dir():

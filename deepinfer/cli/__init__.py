@@ -48,6 +48,7 @@ class Verb:
 VERBS = (
     Verb("env", "deepinfer.cli.env", "show versions, GPUs, optional parts and variables", reports_variables=True),
     Verb("probe", "deepinfer.cli.probe", "check that Triton compiles right code for Hopper"),
+    Verb("warm", "deepinfer.cli.warm", "compile the kernels of a run now, without a GPU"),
 )
 
 

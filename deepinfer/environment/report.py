@@ -14,7 +14,8 @@ Schema 1 of the JSON form. Keys are only ever added; a change of meaning raises 
                 toolchain {home, nvcc, nvcc_version, host_compiler, host_compiler_version, problem}
                 The others and rows that are not present have {}.
     infiniband  {devices: [names], gin: bool, reason}: whether DeepEP will start GIN
-    cache       {path, source}: source is default, DEEPINFER_CACHE_DIR, temporary or "not writable"
+    cache       {path, source, warm}: source is default, DEEPINFER_CACHE_DIR, temporary or "not writable"; warm is the
+                folder of Triton kernels that came with the image, or null
     variables   [{name, value, source, meaning}]: source is environment, default, or "deepinfer: REASON"
     image       what the image's build wrote into HOME/image.json, or null
     notices     [text]: what may not work and why
@@ -48,18 +49,22 @@ def collect(timeout_s: float = DEFAULT_TIMEOUT_S) -> dict[str, Any]:
             "path": str(activation.PACKAGE),
             "home": str(active.home),
             "home_source": active.home_source,
-            "site": str(active.site) if active.site else None,
+            "site": _path(active.site),
         },
         "python": {"version": sys.version.split()[0], "executable": sys.executable},
         "parts": parts,
         "infiniband": _infiniband(),
-        "cache": {"path": str(active.cache), "source": active.cache_source},
+        "cache": {"path": str(active.cache), "source": active.cache_source, "warm": _path(active.warm)},
         "variables": list(_variables(active)),
         "image": image,
     }
     notices = [*active.notices, *image_problem, *_variable_notices(), *_part_notices(parts)]
     report["notices"] = list(dict.fromkeys(notices))
     return report
+
+
+def _path(path: Path | None) -> str | None:
+    return None if path is None else str(path)
 
 
 def _image(path: Path) -> tuple[dict[str, Any] | None, list[str]]:
@@ -157,7 +162,8 @@ def render(report: dict[str, Any]) -> str:
         f"deepinfer {own['version']}  {own['path']}",
         f"python {python['version']}  {python['executable']}",
         f"home {own['home']} ({own['home_source']})" + ("" if own["site"] else ": no optional parts there"),
-        f"cache {report['cache']['path']} ({report['cache']['source']})",
+        f"cache {report['cache']['path']} ({report['cache']['source']})"
+        + (f", and warm kernels in {report['cache']['warm']}" if report["cache"]["warm"] else ""),
         "",
     ]
     width = max(len(row["name"]) for row in report["parts"])
@@ -188,6 +194,9 @@ def _image_lines(image: dict[str, Any]) -> Iterator[str]:
         named = [f"{n} {c.get('version', '')}".strip() for n, c in components.items() if c.get("status") == status]
         if named:
             yield f"  {word}: {', '.join(named)}"
+    warm = _object(image.get("warm"))
+    if warm:
+        yield f"  warm: {warm.get('kernels')} Triton kernels for {warm.get('target')}, compiled by the build"
     changed = _object(image.get("declared"))
     if changed:
         yield f"  differs from its base on purpose: {', '.join(changed)}"

@@ -177,6 +177,8 @@ VARIABLES: tuple[Variable[Any], ...] = (
 CUDA_HOME = Foreign("CUDA_HOME", "CUDA tool chain of the JIT compilers", ("CUDA_PATH",))
 CUDA_PATH = Foreign("CUDA_PATH", "CUDA tool chain, read where CUDA_HOME is unset")
 TRITON_CACHE_DIR = Foreign("TRITON_CACHE_DIR", "Triton's compiled kernels", ("TRITON_HOME",))
+TRITON_CACHE_MANAGER = Foreign("TRITON_CACHE_MANAGER", "the class that looks Triton's compiled kernels up")
+TRITON_INTERPRET = Foreign("TRITON_INTERPRET", "1: Triton interprets kernels instead of compiling them")
 DG_JIT_CACHE_DIR = Foreign("DG_JIT_CACHE_DIR", "DeepGEMM's compiled kernels", ("DJ_JIT_CACHE_DIR",))
 EP_JIT_CACHE_DIR = Foreign("EP_JIT_CACHE_DIR", "DeepEP's compiled kernels", ("DJ_JIT_CACHE_DIR",))
 TORCHINDUCTOR_CACHE_DIR = Foreign("TORCHINDUCTOR_CACHE_DIR", "torch.compile's kernels")
@@ -184,12 +186,14 @@ EP_NCCL_ROOT_DIR = Foreign("EP_NCCL_ROOT_DIR", "the NCCL whose headers DeepEP co
 DG_JIT_NVCC_COMPILER = Foreign("DG_JIT_NVCC_COMPILER", "the nvcc that DeepGEMM calls")
 EP_JIT_NVCC_COMPILER = Foreign("EP_JIT_NVCC_COMPILER", "the nvcc that DeepEP calls")
 DJ_JIT_NVCC_COMPILER = Foreign("DJ_JIT_NVCC_COMPILER", "the nvcc of DeepGEMM and DeepEP, where neither has its own")
+CC = Foreign("CC", "the C compiler that Triton calls at a first launch")
 NVCC_CCBIN = Foreign("NVCC_CCBIN", "the C++ compiler that nvcc calls")
 EP_DISABLE_GIN = Foreign("EP_DISABLE_GIN", "1: DeepEP uses NVLink only, no InfiniBand")
 
 GIVEN: tuple[Foreign, ...] = (
     CUDA_HOME,
     TRITON_CACHE_DIR,
+    TRITON_CACHE_MANAGER,
     DG_JIT_CACHE_DIR,
     EP_JIT_CACHE_DIR,
     TORCHINDUCTOR_CACHE_DIR,
@@ -202,9 +206,10 @@ FOREIGN: tuple[Foreign, ...] = (
     CUDA_HOME,
     CUDA_PATH,
     TRITON_CACHE_DIR,
+    TRITON_CACHE_MANAGER,
     Foreign("TRITON_HOME", "holds .triton, and with it Triton's cache where TRITON_CACHE_DIR is unset"),
     Foreign("TRITON_PTXAS_PATH", "the ptxas that Triton calls"),
-    Foreign("TRITON_INTERPRET", "1: Triton interprets kernels instead of compiling them"),
+    TRITON_INTERPRET,
     DG_JIT_CACHE_DIR,
     DG_JIT_NVCC_COMPILER,
     EP_JIT_CACHE_DIR,
@@ -215,6 +220,7 @@ FOREIGN: tuple[Foreign, ...] = (
     EP_NCCL_ROOT_DIR,
     TORCHINDUCTOR_CACHE_DIR,
     Foreign("EP_SUPPRESS_NCCL_CHECK", "1: DeepEP does not check which NCCL is loaded"),
+    CC,
     NVCC_CCBIN,
     Foreign("CUDA_VISIBLE_DEVICES", "which GPUs this process sees"),
     Foreign("LD_LIBRARY_PATH", "folders that the dynamic loader searches first"),

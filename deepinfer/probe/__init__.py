@@ -8,6 +8,8 @@ is, *run* against an exact answer. Each Triton is probed in a child process, so 
     {"triton": "3.7.1" or null, "torch": version or null, "device": "NVIDIA H200 (sm_90)" or null,
      "path": the folder given with --triton or null, "error": how the child process failed or null, "ok": bool,
      "compiled": "7/7", "ran": "7/7" or "0/7",
+     "cache": {"kernels": {"compiled": int, "found": int}, "modules": likewise}: what the run had to compile and what
+              Triton's cache had, or null (nothing ran; --triton, which leaves that cache alone),
      "checks": [{"name": str,
                  "compiled": {"ok": bool, "reason": str or null, "ptx_target": "sm_90a" or null,
                               "ptx_version": "8.7" or null, "cubin_bytes": int},

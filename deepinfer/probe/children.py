@@ -126,6 +126,7 @@ def report_of(events: Iterable[dict[str, Any]], ended: str, folder: str) -> Repo
     versions: dict[str, Any] = {"triton": None, "torch": None, "device": None}
     done: dict[tuple[str, str], dict[str, Any]] = {}
     current: tuple[str, str] | None = None
+    cache: dict[str, dict[str, int]] | None = None
     complete, raised = False, ""
     for event in events:
         if "start" in event:
@@ -135,6 +136,8 @@ def report_of(events: Iterable[dict[str, Any]], ended: str, folder: str) -> Repo
         elif "done" in event:
             column, name, fields = event["done"]
             done[column, name] = fields
+        elif "cache" in event:
+            cache = event["cache"]
         complete = complete or "end" in event
         raised = raised or event.get("error", "")
     error = ""
@@ -157,7 +160,7 @@ def report_of(events: Iterable[dict[str, Any]], ended: str, folder: str) -> Repo
                 Ran(**ran) if ran else Ran(False if died_running else None, lost),
             )
         )
-    return Report(**versions, checks=tuple(checks), path=folder, error=error)
+    return Report(**versions, checks=tuple(checks), path=folder, error=error, cache=cache)
 
 
 def _step(current: tuple[str, str] | None, triton: str | None) -> str:

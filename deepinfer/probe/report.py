@@ -6,7 +6,7 @@ that a Hopper GPU gave the exact answer. "Not run" is neither passed nor failed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,6 +46,8 @@ class Report:
     triton, torch: versions, None where the import failed or never happened. device: the GPU's name and target, None
     without one. path: the folder given with --triton, empty for the Triton of this Python. error: empty, or how the
     child process that did the work ended ("killed by SIGSEGV while ...").
+    cache: what the run found in Triton's cache and what it had to compile, {"kernels": {"compiled", "found"},
+    "modules": likewise}; None where nothing ran, or it was not counted.
     """
 
     triton: str | None
@@ -54,6 +56,7 @@ class Report:
     checks: tuple[CheckResult, ...]
     path: str = ""
     error: str = ""
+    cache: Mapping[str, Mapping[str, int]] | None = None
 
     @property
     def ok(self) -> bool:
@@ -75,6 +78,7 @@ class Report:
             "ok": self.ok,
             "compiled": f"{sum(check.compiled.ok for check in self.checks)}/{len(self.checks)}",
             "ran": f"{sum(check.ran.ok is True for check in self.checks)}/{len(self.checks)}",
+            "cache": None if self.cache is None else {kind: dict(counts) for kind, counts in self.cache.items()},
             "checks": [
                 {
                     "name": check.name,
@@ -114,4 +118,7 @@ def as_text(report: Report) -> str:
     lines += [f"  {name:<{widths[0]}}  {compiled:<{widths[1]}}  {ran}" for name, compiled, ran in rows]
     totals = report.to_json()
     lines.append(f"  compiled {totals['compiled']}, ran {totals['ran']}")
+    if report.cache is not None:
+        told = (f"{kind} {counts['compiled']} new, {counts['found']} found" for kind, counts in report.cache.items())
+        lines.append(f"  for the run Triton's cache had: {'; '.join(told)}")
     return "\n".join(lines)

@@ -1,11 +1,13 @@
 """The probe's work on one Triton: compile every case for sm_90a, run it where a Hopper GPU is, judge the answers.
 
-Runs in a child process (`children.py`), because the subject may crash. Nothing here writes to the user's Triton cache:
-a fresh folder makes sure that "compiled" means compiled now, by this Triton.
+Runs in a child process (`children.py`), because the subject may crash. Compiling has a fresh folder, so that "compiled"
+means compiled now, by this Triton. What runs is looked up in Triton's cache as in any other process, and it is counted
+what was found there; a Triton that was named by its folder leaves that cache alone.
 """
 
 from __future__ import annotations
 
+import contextlib
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     import torch
 
     from deepinfer.probe.checks import Case, Check, Example
+    from deepinfer.warm.cache import Record
 
 TARGET = "sm_90a"
 _ELF_MACHINE_CUDA = 190
@@ -119,6 +122,23 @@ def run_case(case: Case, example: Example, device: str) -> tuple[str, str]:
     return judge(example.expected, outputs), launched.asm["ptx"] if launched is not None else ""
 
 
+def warm_up() -> list[str]:
+    """Compile every case as a run launches it, for the active driver's target; what did not compile, a line each.
+
+    The inputs are the run's own, on the CPU: their types and alignment are part of the key under which Triton looks a
+    kernel up.
+    """
+    from deepinfer.probe.checks import CHECKS
+
+    problems = []
+    for case in (case for check in CHECKS for case in check.cases):
+        try:
+            case.kernel.warmup(**case.example().arguments, **case.constants, grid=case.grid)
+        except Exception as problem:  # whatever this Triton raises is the finding, and the other cases go on
+            problems.append(f"{case.name}: {_reason(problem)}")
+    return problems
+
+
 def run_check(check: Check, device: str, texts: dict[str, str]) -> Ran:
     """Run all cases of a check on a GPU; the PTX that ran is added to `texts` by case name."""
     for case in check.cases:
@@ -159,22 +179,39 @@ def _import_triton(folder: str) -> str:
     return str(triton.__version__)
 
 
-def _own_cache(folder: Path) -> None:
+@contextlib.contextmanager
+def _own_cache(folder: Path) -> Iterator[None]:
+    """A cache in which nothing is found."""
     from triton import knobs
 
-    knobs.cache.dir = str(folder)
-    knobs.compilation.always_compile = True
+    before = knobs.cache.dir, knobs.compilation.always_compile
+    knobs.cache.dir, knobs.compilation.always_compile = str(folder), True
+    try:
+        yield
+    finally:
+        knobs.cache.dir, knobs.compilation.always_compile = before
+
+
+def _count_cache(folder: str, cache: Path) -> Record | None:
+    """Count what the run finds in Triton's cache; None for a Triton named by its folder, which has a fresh one."""
+    from triton import knobs
+
+    if folder:
+        knobs.cache.dir = str(cache)
+        return None
+    from deepinfer.warm.cache import count
+
+    return count()
 
 
 def probe(folder: str, cache: Path, compile_only: bool, emit: Emit) -> None:
     """Do all of it, telling each step to `emit` as it begins and ends, so that a crash leaves what was known before.
 
     Events: {"start": {triton, torch, device}}, {"begin": [column, name]}, {"done": [column, name, {fields}]},
-    {"end": true}. A column is "compiled" or "ran".
+    {"cache": {kernels, modules}} after a run, {"end": true}. A column is "compiled" or "ran".
     """
     version = _import_triton(folder)
     emit({"start": {"triton": version, "torch": None, "device": None}})
-    _own_cache(cache)
     torch_version, device, cannot = find_device()
     emit({"start": {"triton": version, "torch": torch_version, "device": device}})
     if compile_only and not cannot:
@@ -182,12 +219,14 @@ def probe(folder: str, cache: Path, compile_only: bool, emit: Emit) -> None:
     from deepinfer.probe.checks import CHECKS
 
     names = [case.name for check in CHECKS for case in check.cases]
-    for column, results in (
-        ("compiled", _compile_all(CHECKS, names, emit)),
-        ("ran", _run_all(CHECKS, names, cannot, emit)),
-    ):
-        for name, result in results:
-            emit({"done": [column, name, vars(result)]})
+    with _own_cache(cache / "compiled"):
+        for name, compiled in _compile_all(CHECKS, names, emit):
+            emit({"done": ["compiled", name, vars(compiled)]})
+    record = None if cannot else _count_cache(folder, cache / "ran")
+    for name, ran in _run_all(CHECKS, names, cannot, emit):
+        emit({"done": ["ran", name, vars(ran)]})
+    if record is not None:
+        emit({"cache": {"kernels": record.kernels.to_json(), "modules": record.modules.to_json()}})
     emit({"end": True})
 
 
