@@ -1,0 +1,66 @@
+"""`convert_kv_index_tl` in Triton (kernel_spec A.9)."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+import triton
+import triton.language as tl
+
+from deepinfer.ops.dispatch import Kernel
+from deepinfer.ops.launch import cdiv, launch
+from deepinfer.ops.triton.index_math import tile
+
+
+@triton.jit(do_not_specialize=["rows", "s", "n"])
+def _convert_kv_index(
+    topk_idxs,
+    context_lens,
+    block_tables,
+    rows,
+    s,
+    k,
+    n,
+    table_stride,
+    BLOCK_SIZE: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
+    column = (tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS))[None, :]
+    own = (row < rows) & (column < k)
+    index = topk_idxs + row.to(tl.int64) * k + column
+    x = tl.load(index, mask=own, other=-1)
+    length = tl.load(context_lens + row, mask=row < rows, other=0)
+    page = x // BLOCK_SIZE
+    valid = own & (column < length) & (x >= 0) & (page < n)
+    table = block_tables + (row // s).to(tl.int64) * table_stride
+    slot = tl.load(table + page, mask=valid, other=0) * BLOCK_SIZE + x % BLOCK_SIZE
+    tl.store(index, tl.where(valid, slot, -1), mask=own)
+
+
+@functools.cache
+def convert_kv_index_tl(s: int, k: int, n: int, block_size: int) -> Kernel:
+    """x -> block_tables[b, x // bs] * bs + x % bs where its column is valid and x lies in the table, else -1."""
+
+    def run(topk_idxs: torch.Tensor, context_lens: torch.Tensor, block_tables: torch.Tensor) -> None:
+        total = topk_idxs.shape[0] * s
+        rows, columns = tile(total, k)
+        launch(
+            _convert_kv_index,
+            (cdiv(total, rows), cdiv(k, columns)),
+            topk_idxs,
+            context_lens,
+            block_tables,
+            total,
+            s,
+            k,
+            n,
+            block_tables.stride(0),
+            BLOCK_SIZE=block_size,
+            ROWS=rows,
+            COLUMNS=columns,
+        )
+
+    return run
