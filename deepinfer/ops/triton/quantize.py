@@ -1,0 +1,222 @@
+"""Narrow casts, group scales and dequantisation inside Triton kernels (kernel_spec 0 to 0.2).
+
+Each is right bit by bit both compiled and interpreted. Triton's interpreter (3.5.1 to 3.7.1) truncates where float32
+becomes bfloat16, gets ties, carries, subnormals and saturation of float8e4nv wrong, rounds twice in `fma`, and loses
+subnormals where a narrow type is widened: there the same values are computed by integers. The compiled kernels use
+the hardware's casts. `ops/reference/quantize.py` says what each computes.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from deepinfer import envs
+
+INTERPRETED = tl.constexpr(envs.read(envs.TRITON_INTERPRET) not in ("", "0"))
+E4M3_MAX = tl.constexpr(448.0)
+E2M1_MAX = tl.constexpr(6.0)
+E4M3_MARGIN = tl.constexpr(1e-4)
+E2M1_MARGIN = tl.constexpr(6 * 2.0**-126)
+E4M3_SMALLEST = tl.constexpr(2.0**-9)
+FLOAT_MAX = tl.constexpr(3.4028234663852886e38)
+_EXACT_HALVES = tl.constexpr(2.0**22)  # adding it rounds to multiples of 0.5
+_EXACT_512THS = tl.constexpr(2.0**14)  # adding it rounds to multiples of 2^-9
+
+
+@triton.jit
+def widen(x):
+    """bfloat16 (or float32) -> float32, exactly."""
+    if x.dtype == tl.float32:
+        return x
+    else:
+        if INTERPRETED:
+            return (x.to(tl.int16, bitcast=True).to(tl.int32) << 16).to(tl.float32, bitcast=True)
+        else:
+            return x.to(tl.float32)
+
+
+@triton.jit
+def narrow(x):
+    """float32 -> bfloat16, to nearest, ties to even."""
+    if INTERPRETED:
+        bits = x.to(tl.int32, bitcast=True)
+        rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+        return tl.where(x == x, rounded, 0x7FC0).to(tl.int16).to(tl.bfloat16, bitcast=True)
+    else:
+        return x.to(tl.bfloat16)
+
+
+@triton.jit
+def fused_multiply_add(a, b, c):
+    """a * b + c of float32 with one rounding."""
+    if INTERPRETED:
+        # The product of two float32 is exact in float64. The sum is rounded to odd there, so that the second
+        # rounding, to float32, gives what one rounding of the exact sum would.
+        product = a.to(tl.float64) * b.to(tl.float64)
+        addend = c.to(tl.float64)
+        total = product + addend
+        shadow = total - product
+        error = (product - (total - shadow)) + (addend - shadow)
+        bits = total.to(tl.int64, bitcast=True)
+        step = tl.where((error > 0) == (total > 0), 1, -1).to(tl.int64)
+        inexact = (error != 0) & (error == error) & ((bits & 1) == 0)
+        return tl.where(inexact, bits + step, bits).to(tl.float64, bitcast=True).to(tl.float32)
+    else:
+        return tl.fma(a, b, c)
+
+
+@triton.jit
+def encode_e4m3(x):
+    """float32 -> e4m3 as uint8: nearest, ties to even, saturating at 448; NaN -> 0x7f."""
+    if INTERPRETED:
+        bits = x.to(tl.int32, bitcast=True)
+        magnitude = bits & 0x7FFFFFFF
+        normal = ((magnitude + 0x7FFFF + ((magnitude >> 20) & 1)) >> 20) - (120 << 3)
+        small = tl.minimum(tl.abs(x), 1.0) + _EXACT_512THS
+        subnormal = (small.to(tl.int32, bitcast=True)) & 0x7FFFFF
+        code = tl.minimum(tl.where(magnitude >= 0x3C800000, normal, subnormal), 0x7E)
+        return tl.where(magnitude > 0x7F800000, 0x7F, code | ((bits >> 24) & 0x80)).to(tl.uint8)
+    else:
+        return x.to(tl.float8e4nv).to(tl.uint8, bitcast=True)
+
+
+@triton.jit
+def decode_e4m3(code):
+    """e4m3 as uint8 -> float32, exactly."""
+    if INTERPRETED:
+        wide = code.to(tl.int32)
+        magnitude = wide & 0x7F
+        subnormal = (magnitude.to(tl.float32) * E4M3_SMALLEST).to(tl.int32, bitcast=True)
+        size = tl.where(magnitude < 8, subnormal, (magnitude + (120 << 3)) << 20)
+        size = tl.where(magnitude == 0x7F, 0x7FC00000, size)
+        return (size | ((wide & 0x80) << 24)).to(tl.float32, bitcast=True)
+    else:
+        return code.to(tl.float8e4nv, bitcast=True).to(tl.float32)
+
+
+@triton.jit
+def encode_e2m1(x):
+    """float32 -> e2m1 codes 0..15 as int32: nearest, ties to the even code, saturating at 6; NaN -> 7."""
+    bits = x.to(tl.int32, bitcast=True)
+    value = tl.minimum(tl.abs(x), E2M1_MAX)
+    value = tl.where(x == x, value, E2M1_MAX)
+    # The constant is 2^22 times the value's power of two (1 at least): adding it rounds to one bit of fraction.
+    power = tl.maximum(value.to(tl.int32, bitcast=True) & 0x7F800000, 0x3F800000)
+    constant = power + (22 << 23)
+    rounded = (value + constant.to(tl.float32, bitcast=True)).to(tl.int32, bitcast=True)
+    code = (rounded - constant) + (power >> 22) - (127 << 1)
+    return tl.where(x == x, code | ((bits >> 28) & 8), 7)
+
+
+@triton.jit
+def decode_e2m1(code):
+    """e2m1 codes 0..15 as int32 -> float32, exactly."""
+    # The three bits of magnitude at the top of float32's fraction and the bottom of its exponent are the value times
+    # 2^-126: 0.5 is a subnormal there, as in e2m1.
+    bits = ((code & 7) << 22) | ((code & 8) << 28)
+    return bits.to(tl.float32, bitcast=True) * 8.507059173023462e37
+
+
+@triton.jit
+def pack_e2m1(codes, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    """Codes [ROWS, WIDTH] -> bytes [ROWS, WIDTH / 2]: the even column in the low half."""
+    low, high = tl.split(tl.reshape(codes, (ROWS, WIDTH // 2, 2)))
+    return (low | (high << 4)).to(tl.uint8)
+
+
+@triton.jit
+def unpack_e2m1(packed, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    """Bytes [ROWS, WIDTH / 2] -> values [ROWS, WIDTH] in float32."""
+    wide = packed.to(tl.int32)
+    both = tl.join(decode_e2m1(wide & 15), decode_e2m1(wide >> 4))
+    return tl.reshape(both, (ROWS, WIDTH))
+
+
+@triton.jit
+def power_of_two(exponent):
+    """2^exponent in float32, for int32 exponents from -126 to 127."""
+    return ((exponent + 127) << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def ceil_log2(x):
+    """The exact ceiling of log2 of positive, normal float32, as int32."""
+    return ((x.to(tl.int32, bitcast=True) - 1) >> 23) - 126
+
+
+@triton.jit
+def group_amax(x, ROWS: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr):
+    """The largest magnitude of each GROUP consecutive columns, [ROWS, WIDTH / GROUP]; NaN does not count."""
+    size = tl.abs(tl.reshape(x, (ROWS, WIDTH // GROUP, GROUP)))
+    if INTERPRETED:
+        size = tl.where(size == size, size, 0.0)
+    return tl.max(size, axis=2)
+
+
+@triton.jit
+def group_scale(amax, FMT: tl.constexpr, ROUND: tl.constexpr, SF: tl.constexpr):
+    """The scale of groups with these largest magnitudes: (what is stored, its value, what values are multiplied by).
+
+    FMT "e4m3" or "e2m1"; SF "ue8m0" and "e4m3" are stored as uint8, "fp32" as float32. All have amax's shape.
+    """
+    LARGEST: tl.constexpr = E4M3_MAX if FMT == "e4m3" else E2M1_MAX
+    MARGIN: tl.constexpr = E4M3_MARGIN if FMT == "e4m3" else E2M1_MARGIN
+    amax = tl.minimum(tl.maximum(amax, MARGIN), FLOAT_MAX)
+    if ROUND:
+        exponent = ceil_log2(amax * (1.0 / LARGEST))
+        value = power_of_two(exponent)
+        if SF == "ue8m0":
+            return (exponent + 127).to(tl.uint8), value, power_of_two(-exponent)
+        else:
+            return value, value, power_of_two(-exponent)
+    else:
+        if SF == "e4m3":
+            stored = encode_e4m3(tl.minimum(tl.maximum(amax, LARGEST * E4M3_SMALLEST) * (1.0 / LARGEST), E4M3_MAX))
+            value = decode_e4m3(stored)
+            return stored, value, tl.div_rn(tl.full(value.shape, 1.0, tl.float32), value)
+        else:
+            largest = tl.full(amax.shape, LARGEST, tl.float32)
+            value = tl.div_rn(amax, largest)
+            return value, value, tl.div_rn(largest, amax)
+
+
+@triton.jit
+def spread(groups, ROWS: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr):
+    """One value a group, [ROWS, WIDTH / GROUP] -> [ROWS, WIDTH]."""
+    wide = tl.broadcast_to(groups[:, :, None], (ROWS, WIDTH // GROUP, GROUP))
+    return tl.reshape(wide, (ROWS, WIDTH))
+
+
+@triton.jit
+def encode(x, FMT: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    """Scaled float32 [ROWS, WIDTH] -> bytes: e4m3 [ROWS, WIDTH] or e2m1 packed [ROWS, WIDTH / 2]."""
+    if FMT == "e4m3":
+        return encode_e4m3(x)
+    else:
+        return pack_e2m1(encode_e2m1(x), ROWS, WIDTH)
+
+
+@triton.jit
+def decode(codes, FMT: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    """What `encode` gives -> float32 [ROWS, WIDTH]."""
+    if FMT == "e4m3":
+        return decode_e4m3(codes)
+    else:
+        return unpack_e2m1(codes, ROWS, WIDTH)
+
+
+@triton.jit
+def quantize(
+    x,
+    FMT: tl.constexpr,
+    GROUP: tl.constexpr,
+    ROUND: tl.constexpr,
+    SF: tl.constexpr,
+    ROWS: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    """float32 [ROWS, WIDTH] -> (bytes as `encode` gives them, stored scales, their values), one scale a group."""
+    stored, value, multiplier = group_scale(group_amax(x, ROWS, WIDTH, GROUP), FMT, ROUND, SF)
+    scaled = x * spread(multiplier, ROWS, WIDTH, GROUP)
+    return encode(scaled, FMT, ROWS, WIDTH), stored, value
