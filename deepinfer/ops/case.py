@@ -24,12 +24,14 @@ class Argument:
     output: it is written (or updated in place), and compared. Whatever shares its storage and is no part of any
     output of the call is compared too: it has to stay as it was.
     tolerance: how it is compared; None leaves it to the case's judge, or out (scratch).
+    repeatable: two runs of the same kernel give the same bits; not so for a sum by atomic additions.
     """
 
     name: str
     value: Any
     output: bool = False
     tolerance: Tolerance | None = EXACT
+    repeatable: bool = True
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,13 @@
 """The same cases three ways: what every family's test file has beside its own checks of the reference.
 
-CASES, SMALL = of_family("gather")
+@small_cases("gather")
+def test_interpreted(case, interpreted):
+    agrees_in_the_interpreter(case, interpreted)
 
-@SMALL
-def test_interpreted(case, interpreted): ...
+@pytest.mark.gpu
+@every_case("gather")
+def test_on_a_gpu(case):
+    agrees_on_a_gpu(case)
 """
 
 from __future__ import annotations
@@ -11,10 +15,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+import torch
 
 from deepinfer.ops.case import Case
 from deepinfer.ops.cases import cases
 from deepinfer.ops.execution import problems, run
+from deepinfer.ops.tolerance import as_bits
 
 Interpreted = Callable[[str], dict[str, list[str]]]
 
@@ -43,5 +49,9 @@ def agrees_on_a_gpu(case: Case) -> None:
     first, second = (run(case.factory, call, "triton", "cuda") for _ in range(2))
     assert problems(call, expected, first) == []
     for one in call.arguments:
-        if one.output and one.tolerance is not None and one.name in first.results:
-            assert first.results[one.name].equal(second.results[one.name]) or first.results[one.name].isnan().any()
+        if one.output and one.repeatable and one.tolerance is not None and one.name in first.results:
+            assert _same_bits(first.results[one.name], second.results[one.name]), f"{one.name} differs between two runs"
+
+
+def _same_bits(first: torch.Tensor, second: torch.Tensor) -> bool:
+    return bool(as_bits(first).equal(as_bits(second)))
