@@ -1,0 +1,183 @@
+"""`load_kv_index_tl` (kernel_spec A.9) and `get_fused_dflash_get_input_tl` (A.8) in Triton."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+import triton
+import triton.language as tl
+
+from deepinfer.ops.dispatch import Kernel
+from deepinfer.ops.launch import cdiv, launch, next_power_of_2
+from deepinfer.ops.triton.index_math import floor_mod, tile
+
+
+@triton.jit(do_not_specialize=["n", "entries"])
+def _load_kv_index(
+    offset_len,
+    kv_index,
+    tables,
+    n,
+    width,
+    stride,
+    entries,
+    BLOCK_SIZE: tl.constexpr,
+    PAGED: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
+    column = (tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS))[None, :]
+    own = offset_len + row.to(tl.int64) * 2
+    offset = tl.load(own, mask=row < n, other=0)
+    length = tl.load(own + 1, mask=row < n, other=0)
+    valid = (column < length) & (column < width)
+    if BLOCK_SIZE == 0:
+        value = offset + column
+    else:
+        # Counted from the begin of the offset's block: offset + column might pass 2^31.
+        rest = floor_mod(offset, BLOCK_SIZE)
+        inside = rest + column
+        if PAGED:
+            # rest - offset is a multiple of the block size: / is exact, whatever the sign.
+            page = (offset - rest) // BLOCK_SIZE + inside // BLOCK_SIZE
+            valid = valid & (page >= 0) & (page < entries)
+            value = tl.load(tables + page, mask=valid, other=0) * BLOCK_SIZE + inside % BLOCK_SIZE
+        else:
+            value = offset - rest + inside % BLOCK_SIZE
+    out = kv_index + row.to(tl.int64) * stride + column
+    tl.store(out, tl.where(valid, value, -1), mask=(row < n) & (column < width))
+
+
+@functools.cache
+def load_kv_index_tl(index_length: int, block_size: int, has_block_tables: bool) -> Kernel:
+    """Column j < len of a row: off + j (block_size 0), in a ring, or through a table; -1 elsewhere.
+
+    An entry outside of the table is not read and gives -1.
+    """
+
+    def run(offset_len: torch.Tensor, kv_index: torch.Tensor, flatten_block_tables: torch.Tensor | None) -> None:
+        n = kv_index.shape[0]
+        rows, columns = tile(n, index_length)
+        launch(
+            _load_kv_index,
+            (cdiv(n, rows), cdiv(index_length, columns)),
+            offset_len,
+            kv_index,
+            flatten_block_tables if has_block_tables else None,
+            n,
+            index_length,
+            kv_index.stride(0),
+            flatten_block_tables.numel() if has_block_tables else 0,
+            BLOCK_SIZE=block_size,
+            PAGED=has_block_tables,
+            ROWS=rows,
+            COLUMNS=columns,
+        )
+
+    return run
+
+
+@triton.jit(do_not_specialize=["queries", "drafts", "kv_len", "window"])
+def _draft_input(
+    slot_mapping_swa,
+    positions,
+    ftp,
+    last_valid_offset,
+    slots_out,
+    positions_out,
+    input_ids_out,
+    valid_out,
+    random_out,
+    kv_index_out,
+    queries,
+    drafts,
+    kv_len,
+    window,
+    padded,
+    RING: tl.constexpr,
+    HAS_VALID: tl.constexpr,
+    HAS_RANDOM: tl.constexpr,
+    DRAFTS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    request = tl.program_id(0).to(tl.int64)
+    first = tl.load(ftp + request)
+    valid = (first >= 0) & (first < queries)
+    place = tl.load(positions + first, mask=valid, other=0)
+    base = tl.load(slot_mapping_swa + first, mask=valid, other=0) - floor_mod(place, RING)
+    last = place + tl.load(last_valid_offset + request)
+
+    draft = tl.arange(0, DRAFTS)
+    own = draft < drafts
+    out = request * drafts + draft
+    ahead = last + 1 + draft
+    tl.store(positions_out + out, tl.where(valid, ahead, 0), mask=own)
+    tl.store(slots_out + out, tl.where(valid, floor_mod(ahead, RING) + base, -1), mask=own)
+    tl.store(input_ids_out + out, tl.zeros([DRAFTS], tl.int32), mask=own)
+    if HAS_VALID:
+        tl.store(valid_out + out, (valid & own).to(tl.int8), mask=own)
+    if HAS_RANDOM:
+        tl.store(random_out + out, tl.zeros([DRAFTS], tl.int8), mask=own)
+
+    for begin in range(0, padded, COLUMNS):
+        column = begin + tl.arange(0, COLUMNS)
+        seen = last - (window - 1) + column
+        key = tl.where(valid & (column < kv_len) & (seen >= 0), floor_mod(seen, RING) + base, -1)
+        rows = kv_index_out + out[:, None] * padded + column[None, :]
+        inside = own[:, None] & (column < padded)[None, :]
+        tl.store(rows, tl.broadcast_to(key[None, :], (DRAFTS, COLUMNS)), mask=inside)
+
+
+@functools.cache
+def get_fused_dflash_get_input_tl(
+    swa_block_size: int, padded_kv_len: int, has_valid_token_mask: bool, has_gate_force_random: bool
+) -> Kernel:
+    """Slots, positions, ids, masks [R, D] and key indices [R*D, padded_kv_len] of the draft rows."""
+
+    def run(
+        slot_mapping_swa: torch.Tensor,
+        positions: torch.Tensor,
+        ftp: torch.Tensor,
+        last_valid_offset: torch.Tensor,
+        newx_slot_mapping_out: torch.Tensor,
+        positions_out: torch.Tensor,
+        input_ids_out: torch.Tensor,
+        valid_token_mask_out: torch.Tensor | None,
+        gate_force_random_out: torch.Tensor | None,
+        kv_index_out: torch.Tensor,
+        kv_len: int,
+        window_size: int,
+    ) -> None:
+        requests, drafts = positions_out.shape
+        launch(
+            _draft_input,
+            (requests,),
+            slot_mapping_swa,
+            positions,
+            ftp,
+            last_valid_offset,
+            newx_slot_mapping_out,
+            positions_out,
+            input_ids_out,
+            _bytes(valid_token_mask_out),
+            _bytes(gate_force_random_out),
+            kv_index_out,
+            positions.shape[0],
+            drafts,
+            kv_len,
+            window_size,
+            padded_kv_len,
+            RING=swa_block_size,
+            HAS_VALID=has_valid_token_mask,
+            HAS_RANDOM=has_gate_force_random,
+            DRAFTS=next_power_of_2(drafts),
+            COLUMNS=min(next_power_of_2(padded_kv_len), 256),
+        )
+
+    return run
+
+
+def _bytes(mask: torch.Tensor | None) -> torch.Tensor | None:
+    return None if mask is None else mask.view(torch.int8)
