@@ -49,6 +49,7 @@ def plan(c: Context, image: str = "*", component: str = "*", base: str = "auto",
         "offline": "host: a folder of packs, for a machine without a network",
         "replace-nccl": "host: replace the NCCL file that torch loads (`clean --host` puts it back)",
         "prefix": "host: the folder to install into (default: host/prefix in the build cache)",
+        "warm": "compile the kernels of a run into the image, so that the first request compiles none (takes longer)",
         "wheels-from": "HOST[:PORT]/PATH: take components that another machine compiled and pushed with "
         "`publish --wheels` from this registry, by their key, and compile the rest",
     },
@@ -66,6 +67,7 @@ def build(
     replace_nccl: bool = False,
     prefix: str = "",
     wheels_from: str = "",
+    warm: bool = False,
 ) -> None:
     """Compile the components against a base, make the image, check it, and tag it.
 
@@ -86,6 +88,7 @@ def build(
             replace_nccl=replace_nccl,
             prefix=folder("prefix", prefix),
             wheels_from=Location.parse(wheels_from, flag="wheels-from") if wheels_from else None,
+            warm=warm,
         )
         _finish(verbs.build(image, options))
 

@@ -40,6 +40,7 @@ class BuildOptions:
     replace_nccl: bool = False
     prefix: Path | None = None
     wheels_from: Location | None = None
+    warm: bool = False
 
 
 @dataclass(frozen=True)

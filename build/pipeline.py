@@ -17,13 +17,13 @@ from build.gates.run import GateResult, run_gates
 from build.gpu.container import container_launch, tritons_for
 from build.gpu.stage import StageResult, run_stage
 from build.host import target as host
-from build.image.assemble import assemble, image_is_current, promote
+from build.image.assemble import assemble, image_is_current, is_warm, promote
 from build.image.names import moving_tag
 from build.inspection import Inspection
 from build.manifest import write_manifest
 from build.matrix.model import Matrix, Target
 from build.outcome import BuildOptions, Outcome, Stopwatch, plan_target
-from build.plan import BaseKind, TargetPlan
+from build.plan import BaseKind, TargetPlan, with_warm
 from build.wheels.compile import compile_cells
 
 
@@ -45,7 +45,12 @@ def build_image(engine: Engine, matrix: Matrix, target: Target, options: BuildOp
             known.remember(target.name, base.kind, inspection)
             check_base(target, base.kind, inspection, accept=options.accept_base)
         plan = plan_target(matrix, target, options.components, base.kind, inspection)
-        if plan.complete and image_is_current(engine, plan):
+        if options.warm and inspection.triton is None:
+            print(f"note: the base of {target.name} has no Triton: there is nothing to warm", file=sys.stderr)
+        elif options.warm:
+            plan = with_warm(plan)
+        labels = engine.labels(moving_tag(target.name))
+        if plan.complete and image_is_current(engine, plan) and is_warm(labels) == plan.warm:
             return Outcome(target.name, "unchanged", moving_tag(target.name), times=watch.times)
         return _make(engine, matrix, options, base, inspection, plan, watch)
 
@@ -150,6 +155,8 @@ def check_image(matrix: Matrix, target: Target, *, gpus: int) -> tuple[list[Gate
     inspection = inspect_base(engine, base)
     kind: BaseKind = "replica" if base == replica.reference(target) else "vendor"
     plan = plan_target(matrix, target, "*", kind, inspection)
+    if is_warm(engine.labels(image)):
+        plan = with_warm(plan)
     if not image_is_current(engine, plan):
         print(f"note: {moving_tag(target.name)} is not what a build would make now", file=sys.stderr)
     gates = run_gates(engine, image, plan, inspection)

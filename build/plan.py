@@ -59,6 +59,7 @@ class TargetPlan:
     """The cells of one target, each after those that it needs, and the key of the image that they make.
 
     facts: the base's, as inspected, else as expected; before any overlay.
+    warm: the image carries Triton kernels that were compiled ahead.
     image_key: empty without an inspection.  image_inputs: what it hashes.
     complete: no component of the target was left out by the selection; only then is the image what its name says.
     """
@@ -71,6 +72,7 @@ class TargetPlan:
     image_inputs: Mapping[str, str] = field(default_factory=dict)
     complete: bool = True
     facts: Mapping[str, str | None] = field(default_factory=dict)
+    warm: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """For `plan --json`: no file paths of this machine, stable order."""
@@ -80,6 +82,7 @@ class TargetPlan:
             "base": self.base_kind,
             "expected": self.inspection is None,
             "complete": self.complete,
+            "warm": self.warm,
             "facts": dict(self.facts),
             "image_key": self.image_key,
             "cells": [
@@ -141,6 +144,18 @@ def make_plan(
         complete=len(chosen) == len(ordered),
         facts=known.base,
     )
+
+
+def with_warm(plan: TargetPlan) -> TargetPlan:
+    """The same image with warm caches: another key, and every component's as it was."""
+    inputs = {**plan.image_inputs, "warm": "yes"} if plan.image_inputs else {}
+    return dataclasses.replace(plan, warm=True, image_inputs=inputs, image_key=_digest(inputs) if inputs else "")
+
+
+def without_warm(plan: TargetPlan) -> TargetPlan:
+    """The same image without warm caches."""
+    inputs = {name: value for name, value in plan.image_inputs.items() if name != "warm"}
+    return dataclasses.replace(plan, warm=False, image_inputs=inputs, image_key=_digest(inputs) if inputs else "")
 
 
 def _unknown_inputs(cell: Cell) -> dict[str, None]:

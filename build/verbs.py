@@ -11,7 +11,7 @@ from build import outcome as outcomes_of
 from build import pipeline
 from build.bases.mirror import with_registry
 from build.command import TROUBLE, as_build_error, show_traceback
-from build.errors import NothingSelected
+from build.errors import NothingSelected, UsageError
 from build.gates.result import as_text
 from build.gpu.stage import as_table as stage_table
 from build.host import target as host
@@ -81,6 +81,11 @@ def build(image: str, options: BuildOptions) -> int:
     """Build the selected targets one after the other; returns the worst exit code."""
     matrix = with_registry(load_matrix(), options.registry)
     targets = _with_components(matrix, _selected(matrix, image), options.components)
+    if options.warm and any(target.kind == "host" for target in targets):
+        raise UsageError(
+            "--warm is for images: this machine's cache fills by itself, and stays",
+            next_step="`deepinfer warm` of the prefix compiles the kernels ahead",
+        )
     outcomes: list[Outcome] = []
     for target in targets:
         outcome = _build_one(matrix, target, options)

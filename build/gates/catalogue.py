@@ -82,6 +82,12 @@ GATES = (
         "This Triton cannot compile for Hopper here; the report names the check and the compiler's words.",
     ),
     Gate(
+        "warm",
+        "In an image built with --warm a run finds every kernel: `deepinfer warm` compiles none.",
+        "The cache was filled with another Triton, ptxas or engine than the image has, or its entries are damaged. "
+        "Build it again.",
+    ),
+    Gate(
         "entrypoint",
         "The entrypoint answers `env --json`, the health check passes, the user is not root, the labels are true.",
         "See the row: each of the four is judged by itself.",

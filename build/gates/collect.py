@@ -78,14 +78,17 @@ def user_tasks(
     foreign: Sequence[str],
     toolchain: bool,
     library: str,
+    warm: bool = False,
 ) -> Tasks:
     """What runs as a user without rights.
 
     modules: ours, `deepinfer` first.  neighbours: the vendor's modules.  foreign: names of ours that the vendor may
-    have too.  library: soname of a CUDA runtime that has to load, or "".
+    have too.  library: soname of a CUDA runtime that has to load, or "".  warm: the image carries warm caches.
     """
     tasks, env = Tasks(launcher, place.python), place.environment()
     tasks.command("probe", [*place.command, "probe", "--json", "--compile-only"])
+    if warm:
+        tasks.command("warm", [*place.command, "warm", "--json"])
     if toolchain:
         tasks.program("toolchain", "toolchain", homes=list(place.cuda_homes))
     tasks.program("loaded", "loaded", env=env, modules=["torch", *modules], library=library)

@@ -20,7 +20,14 @@ from build.gates.judge.binaries import judge_linked, judge_readable
 from build.gates.judge.layers import judge_layers, needles
 from build.gates.judge.processes import judge_imports, judge_library_path, judge_maps, judge_ours
 from build.gates.judge.rows import Ending, Verdicts
-from build.gates.judge.software import judge_flaggems, judge_pins, judge_probe, judge_toolchain, judge_vendor
+from build.gates.judge.software import (
+    judge_flaggems,
+    judge_pins,
+    judge_probe,
+    judge_toolchain,
+    judge_vendor,
+    judge_warm,
+)
 from build.gates.judge.surface import Surface, judge_command, judge_entrypoint
 from build.gates.launcher import ARCHIVE, ContainerLauncher, Launcher, bundle
 from build.gates.place import (
@@ -131,7 +138,7 @@ def _collect(
     tasks = user_tasks(
         launcher, place, modules(plan), neighbours=vendor, foreign=foreign,
         toolchain=bool(wants_toolchain(plan) and place.cuda_homes),
-        library=other_cudart(inspection) if plan.target.kind == "image" else "",
+        library=other_cudart(inspection) if plan.target.kind == "image" else "", warm=plan.warm,
     )  # fmt: skip
     endings = tasks.run()
     before = None
@@ -184,6 +191,7 @@ def _judge_common(
         verdicts, wants_toolchain(plan), place.cuda_homes, toolchain.facts() if toolchain else {}, toolchain
     )
     judge_probe(verdicts, endings["probe"], inspection.triton)
+    judge_warm(verdicts, endings.get("warm"), facts.document)
 
 
 def _judge_library_path(verdicts: Verdicts, facts: _Facts, inspection: Inspection) -> None:

@@ -7,12 +7,13 @@ after the gates have passed. Killed at any time before, the image of the last bu
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import re
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,16 +29,17 @@ from build.image.collect import Collected, collect_parts
 from build.image.context import context
 from build.image.names import image_labels, moving_tag
 from build.image.parts import Part
+from build.image.warm import no_warm_part, warm_part
 from build.inspection import Inspection
 from build.matrix.model import Matrix
-from build.plan import TargetPlan
+from build.plan import TargetPlan, with_warm, without_warm
 from build.setup.endpoint import endpoint
 from build.wheels.results import CellResult
 
 OURS_LIMIT = 60_000_000
-"""Bytes that an image may grow by beside NCCL, the run-time tool chain and runtime.lock."""
+"""Bytes that an image may grow by beside NCCL, the run-time tool chain, runtime.lock and warm caches."""
 
-REPORTED = {"nccl": "nccl", "toolchain": "toolchain", "runtime": "runtime"}
+REPORTED = {"nccl": "nccl", "toolchain": "toolchain", "runtime": "runtime", "warm": "warm"}
 """Parts whose size is told apart; every other part is `ours`."""
 
 
@@ -46,7 +48,7 @@ class Built:
     """A finished image.
 
     tags: the immutable tag, then the moving one, which exists only after `promote`.
-    sizes: bytes of the layers of `nccl`, `toolchain`, `runtime` and `ours`, as the engine measures them.
+    sizes: bytes of the layers of `nccl`, `toolchain`, `runtime`, `warm` and `ours`, as the engine measures them.
     declared: what differs from the base on purpose (see `describe.declared_changes`), for the gates.
     document: image.json.
     """
@@ -72,7 +74,7 @@ def assemble(
 
     Raises:
         CellFailed: a component's result is a failure; an image without it would not be what its name says.
-        GateFailed: ours adds more than OURS_LIMIT.
+        GateFailed: ours adds more than OURS_LIMIT, or a kernel of the warm caches does not compile.
         EnvironmentCannot: no space, the base changed meanwhile, or the engine failed.
     """
     failed = [result.cell.name for result in results if result.status == "failed"]
@@ -82,7 +84,26 @@ def assemble(
             next_step="see the log of the component, then build again",
         )
     with cache.locked(f"assemble-{plan.target.name}", waiting_for=f"assembly of {plan.target.name}"):
-        collected = collect_parts(engine, plan, base=base, inspection=inspection, results=results, matrix=matrix)
+        collect = functools.partial(
+            collect_parts, engine, base=base, inspection=inspection, results=results, matrix=matrix
+        )
+
+        @contextlib.contextmanager
+        def plain() -> Iterator[str]:
+            """The image without warm caches; it goes again, unless it is the one of an earlier build."""
+            without = without_warm(plan)
+            collected = collect(without, warm=no_warm_part(without))
+            there = _existing(engine, collected, base)
+            image_id = there or _build(engine, without, base, inspection, collected)
+            try:
+                yield image_id
+            finally:
+                if there is None:
+                    with contextlib.suppress(APIError):
+                        engine.client.images.remove(collected.tag)
+
+        warm = warm_part(engine, plan, inspection, plain) if plan.warm else no_warm_part(plan)
+        collected = collect(plan, warm=warm)
         for note in collected.warnings:
             print(f"note: {note}", file=sys.stderr, flush=True)
         image_id = _existing(engine, collected, base) or _build(engine, plan, base, inspection, collected)
@@ -99,11 +120,19 @@ def promote(engine: Engine, built: Built) -> None:
         engine.tag(built.image_id, tag)
 
 
+def is_warm(labels: Mapping[str, str]) -> bool:
+    """Whether an image with these labels carries warm caches."""
+    return bool(labels.get(f"{LABEL}.warm"))
+
+
 def image_is_current(engine: Engine, plan: TargetPlan) -> bool:
-    """Whether `deepinfer:<image>` is the very image that the plan would make; it had passed its gates then."""
-    if not plan.image_key:
-        return False
-    return engine.labels(moving_tag(plan.target.name)).get(f"{LABEL}.key") == plan.image_key
+    """Whether `deepinfer:<image>` is what the plan would make now, with warm caches or without as the image has them.
+
+    It had passed its gates then.
+    """
+    labels = engine.labels(moving_tag(plan.target.name))
+    same = with_warm(plan) if is_warm(labels) else without_warm(plan)
+    return bool(same.image_key) and labels.get(f"{LABEL}.key") == same.image_key
 
 
 def measure_sizes(engine: Engine, image: str, base: str) -> dict[str, int]:
@@ -142,6 +171,8 @@ def _build(engine: Engine, plan: TargetPlan, base: Base, inspection: Inspection,
     log.unlink(missing_ok=True)
     declared = json.loads(collected.document)["declared"]
     facts = {name: str(change.get("version") or "unknown") for name, change in declared.items()}
+    if plan.warm:
+        facts["warm"] = str(json.loads(collected.document)["warm"]["kernels"])
     if "nccl" in declared:
         facts["nccl.replaced"] = str(declared["nccl"]["replaced"])
     labels = image_labels(

@@ -66,8 +66,9 @@ def collect_parts(
     inspection: Inspection,
     results: Sequence[CellResult],
     matrix: Matrix,
+    warm: Part,
 ) -> Collected:
-    """Decide and lay out every part of an image."""
+    """Decide and lay out every part of an image but `warm`, which is made beforehand in an image without it."""
     maker = _Maker(plan, inspection, {result.cell.component.name: result for result in results})
     library_path = examine(engine, base.reference, inspection)
     copies = tuple(copy.facts() for copy in library_path.copies)
@@ -80,12 +81,12 @@ def collect_parts(
     document = describe(
         plan, base=base, inspection=inspection, results=results, version=version, tag=tag,
         package=maker.package, toolchain=choice, runtime=runtime.facts, library_path=library_path,
-        nccl=nccl.facts, opened=opened(inspection), notes=base_notes(inspection),
+        nccl=nccl.facts, opened=opened(inspection), warm=warm.facts, notes=base_notes(inspection),
     )  # fmt: skip
     return Collected(
         tag,
         version,
-        (toolchain, runtime, ours, nccl, system, maker.deepinfer(document)),
+        (toolchain, runtime, ours, nccl, system, warm, maker.deepinfer(document)),
         choice.environment(inspection) | for_users(inspection.environment),
         prepared,
         document,

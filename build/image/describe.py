@@ -74,9 +74,13 @@ def describe(
     library_path: LibraryPath,
     nccl: Mapping[str, Any],
     opened: Mapping[str, Sequence[str]],
+    warm: Mapping[str, Any],
     notes: Sequence[str] = (),
 ) -> bytes:
-    """The bytes of image.json: the same for the same inputs, so that its layer is too (hence no time in it)."""
+    """The bytes of image.json: the same for the same inputs, so that its layer is too (hence no time in it).
+
+    warm: facts of the warm caches (`build.image.warm`); `warm` is null in an image without.
+    """
     document = {
         "schema": SCHEMA,
         "image": plan.target.name,
@@ -95,6 +99,7 @@ def describe(
             "host_compiler": toolchain.host_compiler,
         },
         "runtime": dict(runtime),
+        "warm": dict(warm) or None,
         "declared": declared_changes(nccl, library_path, opened),
         "notes": [*notes, *library_path.notes, *([library_path.problem] if library_path.problem else [])],
     }  # fmt: skip

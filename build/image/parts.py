@@ -23,7 +23,7 @@ from typing import Any
 from build import cache
 from build.errors import EnvironmentCannot
 
-ORDER = ("toolchain", "runtime", "ours", "nccl", "system", "deepinfer")
+ORDER = ("toolchain", "runtime", "ours", "nccl", "system", "warm", "deepinfer")
 """The parts in the order in which the Dockerfile lays them."""
 
 PREFIX = PurePosixPath("/opt/deepinfer")

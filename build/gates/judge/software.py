@@ -1,7 +1,8 @@
-"""Gates on installed software: vendor, pins, flaggems_off, toolchain, probe."""
+"""Gates on installed software: vendor, pins, flaggems_off, toolchain, probe, warm."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -172,3 +173,27 @@ def judge_probe(verdicts: Verdicts, ending: Ending, triton: str | None) -> None:
         rows.append(Row(False, f"{report.get('compiled')} compiled, status {ending.status}; {_CHECKS} are expected"))
     passed = Row(True, f"{report.get('compiled')} compiled by Triton {report.get('triton')}")
     verdicts.add("probe", rows or [passed], seconds=ending.seconds)
+
+
+def judge_warm(verdicts: Verdicts, ending: Ending | None, document: str) -> None:
+    """`deepinfer warm --json` found in the image what image.json says it carries, and compiled nothing."""
+    if ending is None:
+        verdicts.skip("warm", "it was not built with --warm")
+        return
+    try:
+        report = ending.document()
+        recorded = json.loads(document)["warm"]
+        rows = [_warm_row(kind, report[kind], recorded[kind]) for kind in ("kernels", "modules")]
+        rows += [Row(False, text) for provider in report["providers"] for text in provider["problems"]]
+    except (ValueError, KeyError, TypeError):
+        said = ending.problem() if not ending.ok else "it, or image.json, says something else than expected"
+        rows = [Row(False, f"`deepinfer warm --json`: {said}", "deepinfer")]
+    verdicts.add("warm", rows, seconds=ending.seconds)
+
+
+def _warm_row(kind: str, counts: Mapping[str, int], recorded: int) -> Row:
+    if counts["compiled"]:
+        return Row(
+            False, f"{kind}: {counts['compiled']} compiled, {counts['found']} found of {recorded} that it carries"
+        )
+    return Row(counts["found"] == recorded, f"{kind}: {counts['found']} found of {recorded}")
