@@ -206,10 +206,13 @@ def _forget(engine: Engine, image_id: str) -> None:
 
 
 def _check_base(engine: Engine, built: str, base: Base) -> None:
-    """A tag can be moved while we work: what was built has to stand on the base that was inspected."""
+    """A tag can be moved while we work: what was built has to stand on the base that was inspected.
+
+    Layers alone do not tell an image that was made from the base from the base itself.
+    """
     layers = engine.image_config(built)["RootFS"]["Layers"]
     below = engine.image_config(base.image_id)["RootFS"]["Layers"]
-    if layers[: len(below)] != below:
+    if layers[: len(below)] != below or engine.image_id(base.reference) != base.image_id:
         engine.client.images.remove(built, force=True)
         raise EnvironmentCannot(
             f"{base.reference} was moved to another image while this one was being made",
