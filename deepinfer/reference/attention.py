@@ -54,7 +54,7 @@ class Attention:
             window_from: the first position whose window key may be seen.
         """
         config, p = self.config, self.p
-        qa, queries = self._queries(y, positions)
+        qa, queries = self.queries(y, positions)
         keys = self.window_keys(y, positions)
         back = positions[:, None] - positions[None, :]
         seen = (back >= 0) & (back < config.attention.window) & (positions[None, :] >= window_from)
@@ -73,28 +73,22 @@ class Attention:
 
     def window_keys(self, y: Tensor, positions: Tensor) -> Tensor:
         """The vectors [n, head_dim] that are key and value of the rows, as the cache gives them back."""
-        kv = rms_norm(
-            self.p,
-            linear8(self.p, y, self.w.linear(f"{self.name}.wkv")),
-            self.w.plain(f"{self.name}.kv_norm.weight"),
-            self.config.rms_eps,
-        )
-        return self.p.q8(self.p.bf16(rotate(self.p, kv, positions, self.frequencies)))
+        return self.p.q8(self._turn(self._norm(self._linear(y, "wkv"), "kv_norm"), positions))
 
-    def _queries(self, y: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """The low-rank query (normed) and the rotated heads [n, heads, head_dim]."""
-        qa = rms_norm(
-            self.p,
-            linear8(self.p, y, self.w.linear(f"{self.name}.wq_a")),
-            self.w.plain(f"{self.name}.q_norm.weight"),
-            self.config.rms_eps,
-        )
-        q = linear8(self.p, qa, self.w.linear(f"{self.name}.wq_b")).reshape(len(y), self.config.attention.heads, -1)
-        return qa, self.p.bf16(rotate(self.p, q, positions, self.frequencies))
+    def queries(self, y: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """The low-rank query [n, q_rank] (normed) and the rotated heads [n, heads, head_dim]."""
+        qa = self._norm(self._linear(y, "wq_a"), "q_norm")
+        heads = self._linear(qa, "wq_b").reshape(len(y), self.config.attention.heads, -1)
+        return qa, self._turn(heads, positions)
 
-    def queries(self, y: Tensor, positions: Tensor) -> Tensor:
-        """The rotated query heads [n, heads, head_dim]."""
-        return self._queries(y, positions)[1]
+    def _linear(self, x: Tensor, name: str) -> Tensor:
+        return linear8(self.p, x, self.w.linear(f"{self.name}.{name}"))
+
+    def _norm(self, x: Tensor, name: str) -> Tensor:
+        return rms_norm(self.p, x, self.w.plain(f"{self.name}.{name}.weight"), self.config.rms_eps)
+
+    def _turn(self, x: Tensor, positions: Tensor) -> Tensor:
+        return self.p.bf16(rotate(self.p, x, positions, self.frequencies))
 
     def attend(self, queries: Tensor, keys: Tensor, seen: Tensor) -> Tensor:
         """One softmax over the keys [k, head_dim] that each row sees [n, k], and the sink. [n, heads, head_dim]."""
@@ -113,39 +107,34 @@ class Attention:
         grouped = p.q8(p.fp32(turned).reshape(len(heads), groups, -1))
         first = self.w.linear(f"{self.name}.wo_a").reshape(groups, -1, grouped.shape[-1])
         parts = [p.bf16(p.matmul(grouped[:, group], first[group])) for group in range(groups)]
-        return linear8(p, torch.cat(parts, -1), self.w.linear(f"{self.name}.wo_b"))
+        return self._linear(torch.cat(parts, -1), "wo_b")
 
     def _compress(self, y: Tensor, shared: Shared) -> None:
         """Entry c stands for the tokens c*ratio to c*ratio + ratio - 1, all of which must be there."""
         p, count = self.p, len(y) // self.ratio
-        name = f"{self.name}.compressor"
-        latent = p.matmul(y, self.w.linear(f"{name}.wkv"))
+        latent = p.matmul(y, self.w.linear(f"{self.name}.compressor.wkv"))
         if self.ratio > 1:
-            scores = p.fp32(p.matmul(y, self.w.linear(f"{name}.wgate")))
-            grouped = (one[: count * self.ratio].reshape(count, self.ratio, -1) for one in (scores, p.fp32(latent)))
-            score, value = grouped
+            scores = p.fp32(p.matmul(y, self.w.linear(f"{self.name}.compressor.wgate")))
+            score, value = (
+                one[: count * self.ratio].reshape(count, self.ratio, -1) for one in (scores, p.fp32(latent))
+            )
             latent = (torch.softmax(score, 1) * value).sum(1)
-        own = rms_norm(p, p.bf16(latent), self.w.plain(f"{name}.norm.weight"), self.config.rms_eps)
-        turned = p.bf16(rotate(p, own, torch.arange(count) * self.ratio, self.frequencies))
+        own = self._norm(p.bf16(latent), "compressor.norm")
+        turned = self._turn(own, torch.arange(count) * self.ratio)
         shared.before_rope[self.layer] = own
         shared.kv[self.layer] = p.q4_e4m3(turned) if self.config.attention.fp4_cache else p.q8(turned)
 
     def _index_keys(self, shared: Shared) -> None:
-        p, name = self.p, f"{self.name}.indexer"
-        source = shared.before_rope[self.config.kv_source(self.layer)]
-        projected = p.bf16(p.matmul(source, self.w.linear(f"{name}.wk")))
-        own = rms_norm(p, projected, self.w.plain(f"{name}.k_norm.weight"), self.config.rms_eps)
-        positions = torch.arange(len(own)) * self.ratio
-        shared.index_keys[self.layer] = p.q4_power(p.bf16(rotate(p, own, positions, self.frequencies)))
+        p, source = self.p, shared.before_rope[self.config.kv_source(self.layer)]
+        own = self._norm(p.bf16(p.matmul(source, self.w.linear(f"{self.name}.indexer.wk"))), "indexer.k_norm")
+        shared.index_keys[self.layer] = p.q4_power(self._turn(own, torch.arange(len(own)) * self.ratio))
 
     def _choose(self, y: Tensor, qa: Tensor, positions: Tensor, shared: Shared, forced: Tensor | None) -> Choice:
-        p, indexer, name = self.p, self.config.indexer, f"{self.name}.indexer"
-        q = linear8(p, qa, self.w.linear(f"{name}.wq_b")).reshape(len(y), indexer.heads, -1)
-        q = p.q4_power(p.bf16(rotate(p, q, positions, self.frequencies)))
-        weights = p.bf16(p.matmul(y, self.w.linear(f"{name}.weights_proj")))
+        p, indexer = self.p, self.config.indexer
+        q = p.q4_power(self._turn(self._linear(qa, "indexer.wq_b").reshape(len(y), indexer.heads, -1), positions))
+        weights = p.bf16(p.matmul(y, self.w.linear(f"{self.name}.indexer.weights_proj")))
         keys = shared.index_keys[self.config.index_k_source(self.layer)]
-        products = p.matmul(q, keys).clamp_min(0) * weights[..., None]
-        logits = p.fp32(products.sum(1))
+        logits = index_logits(p, q, weights, keys)
         there = torch.arange(len(keys))[None] < ((positions + 1) // self.ratio)[:, None]
         logits = logits.masked_fill(~there, float("-inf"))
         origin = self.config.candidate_source(self.layer)
@@ -170,6 +159,11 @@ class Attention:
         rows = (last >= 0).nonzero()[:, 0]
         scores[rows, last[rows]] = float("inf")
         return best(scores, indexer.candidate_topk)
+
+
+def index_logits(p: Precision, q: Tensor, weights: Tensor, keys: Tensor) -> Tensor:
+    """[n, entries]: over the heads of q [n, heads, d], the weighted sum of the products with keys [entries, d] >= 0."""
+    return p.fp32((p.matmul(q, keys).clamp_min(0) * weights[..., None]).sum(1))
 
 
 def best(scores: Tensor, count: int) -> Tensor:

@@ -57,7 +57,7 @@ class DraftOracle:
             history = attention.window_keys(main, torch.arange(len(main)))[first : accepted + 1]
             keys = torch.cat((history, attention.window_keys(y, positions)))
             seen = torch.ones(count, len(keys), dtype=torch.bool)
-            heads = attention.attend(attention.queries(y, positions), keys, seen)
+            heads = attention.attend(attention.queries(y, positions)[1], keys, seen)
             state.x = attention.output(p.fp32(heads), positions)
             state.settle(p)
             state.x, _ = self.target.moe(state, name, self.draft.topk, None)
