@@ -1,4 +1,4 @@
-"""`TRITON_INTERPRET=1 python -m tests.ops.quantize_interpreted`: the casts of ops/triton/quantize.py in the interpreter.
+"""`TRITON_INTERPRET=1 python -m tests.ops.quantize_interpreted`: ops/triton/quantize.py in the interpreter.
 
 Prints one line a check that fails, and exits with 1 if there is one.
 """

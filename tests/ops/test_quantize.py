@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import subprocess
@@ -27,7 +28,7 @@ def nearest(value: float, table: list[float]) -> int:
 
 def test_e4m3_is_the_nearest_of_all_its_values() -> None:
     table = [float(value) for value in torch.arange(127, dtype=torch.uint8).view(torch.float8_e4m3fn).float()]
-    middles = [(low + high) / 2 for low, high in zip(table, table[1:], strict=False)]
+    middles = [(low + high) / 2 for low, high in itertools.pairwise(table)]
     tried = torch.tensor([*table, *middles, 449.0, 464.0, 480.0, 1e30, torch.inf, 1e-30])
     tried = torch.cat((tried, tried.nextafter(torch.tensor(0.0)), tried.nextafter(torch.tensor(torch.inf))))
     codes = q.encode_e4m3(tried).view(torch.uint8).tolist()
@@ -133,19 +134,20 @@ FORMATS = [
 @pytest.mark.parametrize("form", FORMATS, ids=lambda form: f"{form[0]}-{form[3]}")
 @settings(derandomize=True, max_examples=60, deadline=None)
 @given(data=st.data())
-def test_quantising_what_was_dequantised_changes_no_value(
-    form: tuple[str, int, bool, str], data: st.DataObject
-) -> None:
+def test_quantising_again_changes_no_value(form: tuple[str, int, bool, str], data: st.DataObject) -> None:
     fmt, group, round_sf, sf_format = form
     seed = data.draw(st.integers(0, 2**31))
     generator = torch.Generator().manual_seed(seed)
     magnitude = 2.0 ** data.draw(st.integers(-30, 30))
     x = (torch.randn(4, 4 * group, generator=generator) * magnitude).bfloat16()
     x[torch.rand(x.shape, generator=generator) < 0.2] = 0
-    once = q.dequantize(*q.quantize(x, fmt, group, round_sf, sf_format))
+    values, scales = q.quantize(x, fmt, group, round_sf, sf_format)
+    once = q.dequantize(values, scales)
     assert once.bfloat16().float().equal(once), "the values are exact in bfloat16"
     twice = q.dequantize(*q.quantize(once.bfloat16(), fmt, group, round_sf, sf_format))
-    assert twice.equal(once)
+    # A scale that is subnormal in e4m3 may be rounded up so far that the largest code of its group becomes 4.
+    firm = (scales.float() >= 2**-6).repeat_interleave(group, -1) if sf_format == "e4m3" else torch.ones_like(x).bool()
+    assert twice[firm].equal(once[firm])
     assert once.signbit().equal(x.signbit())
 
 

@@ -21,7 +21,7 @@ def fused_multiply_add(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> tor
     The product is exact in float64. The sum is rounded to odd there: then rounding it to float32 gives what one
     rounding of the exact sum would.
     """
-    product, addend = torch.broadcast_tensors(a.double() * b.double(), c.double())
+    product, addend = a.double() * b.double(), c.double()
     total = product + addend
     shadow = total - product
     error = (product - (total - shadow)) + (addend - shadow)
@@ -69,7 +69,7 @@ def power_of_two(exponent: torch.Tensor) -> torch.Tensor:
 
 def group_amax(x: torch.Tensor, group: int) -> torch.Tensor:
     """The largest magnitude of each `group` consecutive values, float32 [..., n / group]; NaN does not count."""
-    size = x.float().unflatten(-1, (-1, group)).abs()
+    size = x.float().reshape(*x.shape[:-1], x.shape[-1] // group, group).abs()
     return torch.where(size.isnan(), 0.0, size).amax(-1)
 
 
@@ -93,13 +93,17 @@ def group_scale(
     if sf_format == "e4m3":
         stored = encode_e4m3(amax.clamp(min=largest * E4M3_SMALLEST) * (1 / largest))
         return stored, stored.float(), 1 / stored.float()
-    return amax / largest, amax / largest, largest / amax
+    whole = torch.full_like(amax, largest)  # a number would become a product with a reciprocal
+    return amax / whole, amax / whole, whole / amax
 
 
 def quantize(
     x: torch.Tensor, fmt: str, group: int, round_sf: bool, sf_format: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """bfloat16 or float32 [..., n] -> (values, scales), a scale for each `group` consecutive columns.
+
+    Quantising what was dequantised gives the same values again where scales are powers of two, and for e2m1 with
+    e4m3 scales where those are no subnormals (2^-6 and above).
 
     values: float8_e4m3fn [..., n] or e2m1 as int8 [..., n / 2]. scales [..., n / group]: as `group_scale` stores them.
     """

@@ -1,0 +1,150 @@
+"""`fused_norm_rope_hadamard_cast_store_kvcache_tl` in Triton (kernel_spec A.13)."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+import triton
+import triton.language as tl
+
+from deepinfer.ops.dispatch import Kernel
+from deepinfer.ops.formats import KVCacheFormat
+from deepinfer.ops.launch import cdiv, launch
+from deepinfer.ops.triton.quantize import decode, narrow, quantize, spread, widen
+from deepinfer.ops.triton.rms import reciprocal_root
+from deepinfer.ops.triton.rotary import hadamard, neox_partner, rotate_halves, rotate_neighbours
+from deepinfer.ops.triton.rows import levels, locate, tile
+from deepinfer.ops.triton.store_kv_cache import as_bytes, store_row_values
+
+
+@triton.jit
+def _normed(value, root, weight, column):
+    """One bfloat16 value of a normed row, as float32."""
+    return widen(narrow(widen(value) * root * widen(tl.load(weight + column))))
+
+
+@triton.jit(do_not_specialize=["rows", "table_rows", "end", "block_size", "norm_eps", "hadamard_scale"])
+def _transform(
+    x, weight, positions, cos, sin, out_bf16, out_quant, out_sf, cache_quant, cache_sf, slots,
+    rows, heads, table_rows, end, block_size, norm_eps, hadamard_scale,
+    x_n, x_h, cos_stride, sin_stride, quant_block, sf_block,
+    NORM: tl.constexpr, ROPE: tl.constexpr, OFFSET: tl.constexpr, NEOX: tl.constexpr, CONJUGATE: tl.constexpr,
+    HADAMARD: tl.constexpr, FMT: tl.constexpr, GROUP: tl.constexpr, ROUND: tl.constexpr, SF: tl.constexpr,
+    BF16: tl.constexpr, QUANT: tl.constexpr, STORE: tl.constexpr, QUANT_TOKEN: tl.constexpr, SF_TOKEN: tl.constexpr,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, LEVELS: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
+    column = tl.arange(0, WIDTH)[None, :]
+    live = row < rows
+    token = row // heads
+    at = x + token.to(tl.int64) * x_n + (row % heads).to(tl.int64) * x_h
+    to = out_bf16 + row.to(tl.int64) * WIDTH + column
+    value = tl.load(at + column, mask=live, other=0.0)
+    w = widen(value)
+    if NORM:
+        root = reciprocal_root(w, WIDTH, norm_eps, ROWS, WIDTH, LEVELS)[:, None]
+        w = _normed(value, root, weight, column)
+    if BF16 == "norm":
+        tl.store(to, narrow(w), mask=live)
+    if ROPE:
+        position = tl.load(positions + token, mask=live, other=-1).to(tl.int64)
+        turned = (position >= 0) & (position < table_rows)
+        cos_row, sin_row = cos + position * cos_stride, sin + position * sin_stride
+        if NEOX:
+            other = neox_partner(OFFSET, WIDTH)
+            beside = tl.load(at + other, mask=live, other=0.0)
+            if NORM:
+                partner = _normed(beside, root, weight, other)
+            else:
+                partner = widen(beside)
+            w = rotate_halves(w, partner, cos_row, sin_row, turned, CONJUGATE, OFFSET, WIDTH)
+        else:
+            w = rotate_neighbours(w, cos_row, sin_row, turned, CONJUGATE, OFFSET, ROWS, WIDTH)
+    if HADAMARD:
+        w = widen(narrow(hadamard(w, ROWS, WIDTH, LEVELS + 4) * hadamard_scale))
+    if BF16 == "transform":
+        tl.store(to, narrow(w), mask=live)
+    if FMT != "":
+        codes, scales, numbers = quantize(w, FMT, GROUP, ROUND, SF, ROWS, WIDTH)
+        if QUANT:
+            COUNT: tl.constexpr = codes.shape[1]
+            store_row_values(codes, out_quant, live, row.to(tl.int64), row * 0, COUNT, 0, COUNT)
+            store_row_values(scales, out_sf, live, row.to(tl.int64), row * 0, WIDTH // GROUP, 0, WIDTH // GROUP)
+        if BF16 == "cast_back":
+            plain = decode(codes, FMT, ROWS, WIDTH) * spread(numbers, ROWS, WIDTH, GROUP)
+            tl.store(to, narrow(plain), mask=live)
+        if STORE:
+            slot = tl.load(slots + row, mask=live, other=-1)
+            inside, block, place = locate(slot, live, end, block_size)
+            store_row_values(codes, cache_quant, inside, block, place, quant_block, QUANT_TOKEN, codes.shape[1])
+            store_row_values(scales, cache_sf, inside, block, place, sf_block, SF_TOKEN, WIDTH // GROUP)
+
+
+@functools.cache
+def fused_norm_rope_hadamard_cast_store_kvcache_tl(
+    num_heads: int,
+    head_dim: int,
+    *,
+    do_norm: bool = False,
+    norm_eps: float = 1e-6,
+    do_rope: bool = False,
+    rotary_dim: int = 0,
+    rope_offset: int = 0,
+    positions_dtype: str = "int32",
+    is_neox: bool = False,
+    conjugate: bool = False,
+    do_hadamard: bool = False,
+    hadamard_scale: float = 1.0,
+    cast_fmt: str = "",
+    num_per_channels: int = 0,
+    round_sf: bool = False,
+    sf_format: str = "",
+    return_bf16: bool = False,
+    bf16_stage: str = "transform",
+    return_quant: bool = False,
+    cache_layout: KVCacheFormat | None = None,
+    block_size: int = 0,
+    small_batch: bool = False,
+) -> Kernel:
+    """Norm, rotation, Hadamard transform, cast and store of rows, each step optional. small_batch: upstream's tuning."""
+    rows, columns, warps = tile(head_dim)
+    constants = {
+        "NORM": do_norm, "ROPE": do_rope, "OFFSET": rope_offset if do_rope else 0, "NEOX": do_rope and is_neox,
+        "CONJUGATE": do_rope and conjugate, "HADAMARD": do_hadamard, "FMT": cast_fmt,
+        "GROUP": num_per_channels if cast_fmt else columns, "ROUND": round_sf, "SF": sf_format if cast_fmt else "",
+        "BF16": bf16_stage if return_bf16 else "", "QUANT": return_quant, "STORE": cache_layout is not None,
+        "ROWS": rows, "WIDTH": columns, "LEVELS": levels(columns), "num_warps": warps, "enable_fp_fusion": False,
+    }  # fmt: skip
+
+    def run(
+        x: torch.Tensor,
+        weight: torch.Tensor | None,
+        positions: torch.Tensor | None,
+        cos: torch.Tensor | None,
+        sin: torch.Tensor | None,
+        out_bf16: torch.Tensor | None,
+        out_quant: torch.Tensor | None,
+        out_sf: torch.Tensor | None,
+        cache_quant: torch.Tensor | None,
+        cache_sf: torch.Tensor | None,
+        slot_mapping: torch.Tensor | None,
+    ) -> None:
+        given = (weight, positions, cos, sin, out_bf16, out_quant, out_sf, cache_quant, cache_sf, slot_mapping)
+        tensors = [x if one is None else as_bytes(one) for one in given]
+        tables, cos_step, sin_step = (0, 0, 0)
+        if cos is not None and sin is not None:
+            tables, cos_step, sin_step = min(cos.shape[0], sin.shape[0]), cos.stride(0), sin.stride(0)
+        blocks, size, quant_block, quant_token, sf_block, sf_token = (0, 1, 0, 0, 0, 0)
+        if cache_quant is not None and cache_sf is not None:
+            blocks, size = cache_quant.shape[:2]
+            (quant_block, quant_token), (sf_block, sf_token) = cache_quant.stride()[:2], cache_sf.stride()[:2]
+        total = x.shape[0] * num_heads
+        launch(
+            _transform, (cdiv(total, rows),), x, *tensors,
+            total, num_heads, tables, blocks * size, size, norm_eps, hadamard_scale,
+            x.stride(0), x.stride(1), cos_step, sin_step, quant_block, sf_block,
+            QUANT_TOKEN=quant_token, SF_TOKEN=sf_token, **constants,
+        )  # fmt: skip
+
+    return run

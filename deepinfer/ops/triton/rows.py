@@ -1,0 +1,37 @@
+"""What kernels over rows share: how many rows a program takes, and where a slot of a paged cache lies."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from deepinfer.ops.launch import next_power_of_2
+
+ELEMENTS_PER_WARP = 1024
+
+
+def tile(width: int) -> tuple[int, int, int]:
+    """(rows, columns, warps) of a program for rows of `width` values.
+
+    Every thread holds 32 values, so four loads of 16 bytes of bfloat16 are on their way at once. Rows of up to 1024
+    values belong to one warp: sums over them need no shared memory.
+    """
+    columns = max(next_power_of_2(width), 128)
+    rows = max(ELEMENTS_PER_WARP // columns, 1)
+    return rows, columns, rows * columns // ELEMENTS_PER_WARP
+
+
+def levels(columns: int) -> int:
+    """LEVELS of rms.sum_of_squares."""
+    return (columns // 16).bit_length() - 1
+
+
+@triton.jit
+def locate(slot, live, end, block_size):
+    """Slots of a paged cache -> (whether they are in it, their block as int64, their place in the block).
+
+    live: which rows there are. end: num_blocks * block_size.
+    """
+    inside = live & (slot >= 0) & (slot < end)
+    kept = tl.where(inside, slot, 0)
+    return inside, (kept // block_size).to(tl.int64), kept % block_size
