@@ -53,3 +53,9 @@ class ConfigError(DeepInferError, ValueError):
     """A checkpoint's config.json does not describe a model that can be run."""
 
     exit_code = 2
+
+
+class CheckpointError(DeepInferError):
+    """A checkpoint's files are not what its configuration says."""
+
+    exit_code = 2

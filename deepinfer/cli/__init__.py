@@ -47,6 +47,7 @@ class Verb:
 
 VERBS = (
     Verb("env", "deepinfer.cli.env", "show versions, GPUs, optional parts and variables", reports_variables=True),
+    Verb("tiny", "deepinfer.cli.tiny", "write a small model in the real checkpoint format"),
     Verb("probe", "deepinfer.cli.probe", "check that Triton compiles right code for Hopper"),
     Verb("warm", "deepinfer.cli.warm", "compile the kernels of a run now, without a GPU"),
 )

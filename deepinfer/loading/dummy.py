@@ -23,7 +23,8 @@ def dummy_tensors(
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Every tensor of the inventory, one after the other. A tensor depends on its name, its shape and the seed only."""
     for name, spec in inventory(config).items():
-        generator = torch.Generator(device).manual_seed(zlib.crc32(name.encode()) + (seed << 32))
+        # 32 bits: the generator of a CPU uses no more of its seed.
+        generator = torch.Generator(device).manual_seed(zlib.crc32(f"{seed} {name}".encode()))
         yield name, _tensor(name, spec, generator, torch.device(device))
 
 
@@ -53,7 +54,7 @@ def _scales(name: str, spec: TensorSpec, generator: torch.Generator, device: tor
 def _deviation(name: str, spec: TensorSpec) -> float:
     last = name.rpartition(".")[2]
     if last.startswith("hc_") and last.endswith("_fn"):
-        return spec.shape[1] ** -0.5
+        return float(spec.shape[1] ** -0.5)
     if last.startswith("hc_"):
         return 0.3
     if spec.dtype == F32:  # sinks, routing biases
@@ -63,7 +64,7 @@ def _deviation(name: str, spec: TensorSpec) -> float:
     if name == "embed.weight" or name.endswith("markov_head.embed.weight"):
         return 1.0
     assert spec.dtype == BF16
-    return 2.0 * spec.shape[1] ** -0.5 if name == "head.weight" else float(spec.shape[1] ** -0.5)
+    return float((2.0 if name == "head.weight" else 1.0) * spec.shape[1] ** -0.5)
 
 
 def _mean(name: str) -> float:

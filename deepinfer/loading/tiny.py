@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
+
+from deepinfer.config import parse_config
+from deepinfer.loading.dummy import dummy_tensors
+from deepinfer.loading.tiny_tokenizer import write_tokenizer
+from deepinfer.loading.write import new_folder, write_shards
 
 VOCABULARY = 512
 PROMPT_TOKENS = 700
@@ -68,7 +75,7 @@ def tiny_config() -> dict[str, Any]:
         "engram_vocab_size": 500,
         "engram_n_heads": 4,
         "engram_head_dim": 32,
-        "engram_compressed_vocab_size": 400,
+        "engram_compressed_vocab_size": 431,
         "engram_pad_token_id": 2,
         "num_nextn_predict_layers": 2,
         "dspark_block_size": 5,
@@ -96,3 +103,20 @@ def tiny_config() -> dict[str, Any]:
         },
         "text_config": text,
     }
+
+
+def write_tiny(folder: Path, seed: int = 0) -> int:
+    """Write the tiny model with its tokenizer into a folder that is not there yet, or empty. Returns its bytes.
+
+    The folder appears whole, or not at all.
+
+    Raises:
+        DeepInferError: there is something in the folder, or it cannot be written.
+    """
+    values = tiny_config()
+    config = parse_config(values)
+    with new_folder(folder) as aside:
+        (aside / "config.json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+        write_tokenizer(aside, VOCABULARY)
+        write_shards(aside, dummy_tensors(config, seed), shards=2)
+        return sum(file.stat().st_size for file in aside.iterdir())

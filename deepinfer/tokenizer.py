@@ -1,0 +1,83 @@
+"""Text to token ids and back, by a checkpoint's tokenizer.json (model_spec 1.5)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from deepinfer.errors import CheckpointError, DeepInferError
+from deepinfer.loading.compressed_vocabulary import compressed_lookup
+
+BOS = "<｜begin▁of▁sentence｜>"
+EOS = "<｜end▁of▁sentence｜>"
+PAD = "<｜▁pad▁｜>"
+
+
+class Tokenizer:
+    """A checkpoint's tokenizer. Plain text gets the token that begins a sentence; see `encode`.
+
+    bos_id, eos_id: ids of the tokens that begin and end a text. size: ids in the vocabulary, added tokens included.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._tokenizer = _load(folder)
+        self.bos_id = self._special(folder, BOS)
+        self.eos_id = self._special(folder, EOS)
+        self.size: int = self._tokenizer.get_vocab_size(with_added_tokens=True)
+
+    def encode(self, text: str, *, begin: bool = True) -> list[int]:
+        """Token ids. begin: put the token that begins a sentence first (not for a rendered chat, which has it)."""
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return [self.bos_id, *ids] if begin else ids
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        """The text of token ids."""
+        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=skip_special)
+        return text
+
+    def lookup(self) -> torch.Tensor:
+        """Token id -> id in engram's compressed vocabulary: [size] int64."""
+        return compressed_lookup(
+            self.size,
+            lambda token: self.decode([token], skip_special=False),
+            lambda token: self._tokenizer.id_to_token(token) or "",
+        )
+
+    def _special(self, folder: Path, text: str) -> int:
+        found: int | None = self._tokenizer.token_to_id(text)
+        if found is None:
+            raise CheckpointError(
+                f"the tokenizer in {folder} has no token {text}",
+                cause="it is another model's",
+                next_step="fetch tokenizer.json of the checkpoint again",
+            )
+        return found
+
+
+def _load(folder: Path) -> Any:
+    try:
+        from tokenizers import Tokenizer as Library
+    except ImportError as problem:
+        raise DeepInferError(
+            f"text cannot be tokenised: the package tokenizers is absent ({problem})",
+            next_step="pip install tokenizers, or give token ids instead of text",
+        ) from problem
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        path = folder / name
+        try:
+            json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as problem:
+            reason = problem.strerror if isinstance(problem, OSError) else f"it is not JSON: {problem}"
+            raise CheckpointError(
+                f"{path} cannot be read: {reason}", next_step="fetch the checkpoint's tokenizer files again"
+            ) from problem
+    try:
+        return Library.from_file(str(folder / "tokenizer.json"))
+    except Exception as problem:  # the library raises plain Exception
+        raise CheckpointError(
+            f"{folder / 'tokenizer.json'} is no tokenizer: {problem}", next_step="fetch it again"
+        ) from problem
