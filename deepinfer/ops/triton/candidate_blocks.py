@@ -11,6 +11,7 @@ import triton.language as tl
 from deepinfer.ops.dispatch import Kernel
 from deepinfer.ops.launch import cdiv, launch, multiprocessors, next_power_of_2
 from deepinfer.ops.triton.index_math import tile
+from deepinfer.ops.triton.quantize import narrow, widen
 
 _LARGEST_BF16 = tl.constexpr(3.3895313892515355e38)
 _LOGITS = 4096
@@ -43,10 +44,10 @@ def _candidate_block_max(
         whole = block < valid - 1
         column = block[:, None] * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)[None, :]
         mask = tl.broadcast_to(whole[:, None], (BLOCKS, BLOCK_SIZE))
-        value = tl.load(logits + row * logits_stride + column, mask=mask, other=float("-inf")).to(tl.float32)
+        value = widen(tl.load(logits + row * logits_stride + column, mask=mask, other=float("-inf")))
         value = tl.where(value == value, tl.minimum(value, _LARGEST_BF16), float("-inf"))
         score = tl.where(whole, tl.max(value, 1), float("inf"))
-        tl.store(block_scores + row * scores_stride + block, score.to(tl.bfloat16), mask=block < valid)
+        tl.store(block_scores + row * scores_stride + block, narrow(score), mask=block < valid)
 
 
 @functools.cache
