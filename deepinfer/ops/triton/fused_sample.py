@@ -1,0 +1,151 @@
+"""`fused_sample_tl` in Triton (kernel_spec A.1, B.1 to B.3): temperature, top-p and top-k, renormalisation, draw or
+verification. The parts are in sample_filter, sample_threshold and sample_draw.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import torch
+
+from deepinfer.ops.dispatch import Kernel
+from deepinfer.ops.launch import cdiv, launch, next_power_of_2
+from deepinfer.ops.triton.inverse_cdf import depth_of, lanes_of
+from deepinfer.ops.triton.sample_draw import draw_tokens, write_logprobs
+from deepinfer.ops.triton.sample_filter import CAPACITY, COARSE, chunk_sums, collect, row_sums, split_bracket
+from deepinfer.ops.triton.sample_threshold import find_threshold
+
+_CHUNK = 8192
+_BRACKETS = 4 * (COARSE + 1)
+_BINS = next_power_of_2(16 * COARSE)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """How rows of a width are cut; nothing of it depends on how many rows there are."""
+
+    width: int
+    chunk: int
+    chunks: int
+    lanes: int
+    capacity: int
+    steps: int
+
+    @staticmethod
+    def of(width: int) -> _Plan:
+        chunk = min(_CHUNK, next_power_of_2(width))
+        capacity = min(CAPACITY, chunk)
+        return _Plan(width, chunk, cdiv(width, chunk), lanes_of(width), capacity, COARSE if width > CAPACITY else 0)
+
+    @property
+    def warps(self) -> int:
+        return 8 if self.chunk > 2048 else 4
+
+
+class _Scratch:
+    """What the launches of one call tell each other, row by row."""
+
+    def __init__(self, rows: int, plan: _Plan, device: torch.device) -> None:
+        def empty(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+            return torch.empty((rows, *shape), dtype=dtype, device=device)
+
+        self.partial = empty(plan.chunks, 4, dtype=torch.float32)
+        self.facts = empty(8, dtype=torch.float32)
+        self.states = empty(2, dtype=torch.int32)
+        self.brackets = empty(_BRACKETS, dtype=torch.int64)
+        self.bins = empty(_BINS, dtype=torch.int64)
+        self.sums = empty(2, dtype=torch.int64)
+        self.listed = empty(plan.capacity, dtype=torch.float32)
+        self.lanes = empty(plan.lanes, dtype=torch.int32)
+
+
+def _filter(
+    plan: _Plan,
+    scratch: _Scratch,
+    logits: torch.Tensor,
+    temperatures: torch.Tensor,
+    top_p: torch.Tensor,
+    top_k: torch.Tensor,
+    workspace: torch.Tensor,
+) -> None:
+    rows, width, chunks = logits.shape[0], plan.width, plan.chunks
+    grid, stride8 = (rows * chunks,), logits.stride(0) // 8
+    heat = (temperatures, temperatures.stride(0))
+    limits = (top_p, top_p.stride(0), top_k, top_k.stride(0))
+    exact = {"enable_fp_fusion": False, "num_warps": plan.warps}
+    sizes = {"BRACKETS": _BRACKETS, "CAPACITY": plan.capacity}
+    s = scratch
+    launch(
+        chunk_sums, grid, logits, stride8, *heat, s.partial, s.bins, s.sums, s.lanes, width, chunks,
+        CHUNK=plan.chunk, LANES=plan.lanes, BINS=_BINS, **exact,
+    )  # fmt: skip
+    launch(
+        row_sums, (rows,), *heat, *limits, s.partial, s.facts, s.states, s.brackets, workspace, width, chunks,
+        CHUNKS=next_power_of_2(chunks), **sizes, enable_fp_fusion=False, num_warps=1,
+    )  # fmt: skip
+    for step in range(plan.steps):
+        launch(
+            split_bracket, grid, logits, stride8, *limits, s.facts, s.states, s.brackets, s.bins, step, width, chunks,
+            CHUNK=plan.chunk, BINS=_BINS, **sizes, **exact,
+        )  # fmt: skip
+    launch(
+        collect, grid, logits, stride8, *limits, s.facts, s.states, s.brackets, s.bins, s.sums, s.listed, width, chunks,
+        STEPS=plan.steps, CHUNK=plan.chunk, BINS=_BINS, **sizes, **exact,
+    )  # fmt: skip
+    launch(
+        find_threshold, (rows,), logits, stride8, *limits, s.facts, s.states, s.brackets, s.sums, s.listed, width,
+        STEPS=plan.steps, TILE=plan.capacity, **sizes, **exact,
+    )  # fmt: skip
+
+
+@functools.cache
+def fused_sample_tl(vocab_size: int, do_sample: bool, do_reject_sampling: bool) -> Kernel:
+    """Filter, renormalise, and draw or verify; arguments as kernel_spec A.1 lists them."""
+    plan = _Plan.of(vocab_size)
+
+    def run(
+        logits: torch.Tensor,
+        temperatures: torch.Tensor,
+        top_p: torch.Tensor,
+        top_k: torch.Tensor,
+        sample_positions: torch.Tensor | None,
+        seq_seeds: torch.Tensor | None,
+        is_verify: torch.Tensor | None,
+        logprobs: torch.Tensor,
+        candidate_token_ids: torch.Tensor | None,
+        last_nextn_token_logprobs: torch.Tensor,
+        mtp_info_read_rows: torch.Tensor | None,
+        last_next_n_token_ids: torch.Tensor | None,
+        accept_result_verify: torch.Tensor | None,
+        draft_selected_logprobs: torch.Tensor | None,
+        accept_probs: torch.Tensor | None,
+        seed_offset: int,
+        lse_workspace: torch.Tensor,
+    ) -> None:
+        rows = logits.shape[0]
+        s = _Scratch(rows, plan, logits.device)
+        _filter(plan, s, logits, temperatures, top_p, top_k, lse_workspace)
+        pool = last_nextn_token_logprobs if do_reject_sampling else logits
+        read_rows = s.states if mtp_info_read_rows is None else mtp_info_read_rows
+        verify = is_verify if do_reject_sampling else s.states
+        common = (logits, logits.stride(0) // 8, logprobs, logprobs.stride(0) // 8)
+        draft = (pool, pool.stride(0) // 8, pool.shape[0], read_rows)
+        flags = {"REJECT": do_reject_sampling, "IDENTITY": mtp_info_read_rows is None, "enable_fp_fusion": False}
+        launch(
+            write_logprobs, (rows * plan.chunks,), *common, *draft, verify, s.facts, s.states, s.lanes,
+            plan.width, plan.chunks,
+            ROWS=plan.chunk // plan.lanes, LANES=plan.lanes, SAMPLE=do_sample, **flags, num_warps=plan.warps,
+        )  # fmt: skip
+        if not do_sample:
+            return
+        outputs = (accept_result_verify, draft_selected_logprobs, accept_probs)
+        launch(
+            draw_tokens, (rows,), *common, *draft, last_next_n_token_ids if do_reject_sampling else s.states, verify,
+            sample_positions, sample_positions.stride(0), seq_seeds.view(torch.int64), seq_seeds.stride(0), seed_offset,
+            s.facts, s.states, s.lanes, candidate_token_ids,
+            *(outputs if do_reject_sampling else (s.states, s.states, s.states)),
+            plan.width, LANES=plan.lanes, DEPTH=depth_of(plan.width), **flags, num_warps=4,
+        )  # fmt: skip
+
+    return run
