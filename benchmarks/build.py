@@ -33,7 +33,7 @@ sys.path.insert(0, str(ROOT))
 from build import cache  # noqa: E402
 from build.bases.inspect import expected, inspect_base  # noqa: E402
 from build.bases.replica import reference  # noqa: E402
-from build.clean import clean_images  # noqa: E402
+from build.clean.images import clean_images  # noqa: E402
 from build.containers import Engine  # noqa: E402
 from build.errors import BuildError, EnvironmentCannot  # noqa: E402
 from build.image.names import revision  # noqa: E402

@@ -21,6 +21,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 from build.errors import EnvironmentCannot
 from build.heartbeat import heartbeat
@@ -117,6 +118,27 @@ def is_locked(name: str) -> bool:
 
 
 @contextlib.contextmanager
+def held_at_once(name: str) -> Iterator[bool]:
+    """Hold the cache's lock `name` if nobody else does; gives whether it is held."""
+    with (folder("locks") / f"{name}.lock").open("a+") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        _sign(handle)
+        yield True
+
+
+def _sign(handle: IO[str]) -> None:
+    """Write down who holds a lock, for who waits."""
+    handle.seek(0)
+    handle.truncate()
+    handle.write(f"{os.getpid()}\n")
+    handle.flush()
+
+
+@contextlib.contextmanager
 def locked(name: str, *, waiting_for: str = "") -> Iterator[None]:
     """Hold the cache's lock `name` (an advisory flock, freed by the kernel when the holder dies).
 
@@ -135,8 +157,5 @@ def locked(name: str, *, waiting_for: str = "") -> Iterator[None]:
             print(text, file=sys.stderr, flush=True)
             with heartbeat(text, every=_WAIT_SECONDS):
                 fcntl.flock(handle, fcntl.LOCK_EX)
-        handle.seek(0)
-        handle.truncate()
-        handle.write(f"{os.getpid()}\n")
-        handle.flush()
+        _sign(handle)
         yield

@@ -11,6 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+KILLED = "it was killed by signal 9"
+"""How a problem ends where the kernel, for want of memory, or somebody killed what looked into the base."""
+
 
 @dataclass(frozen=True)
 class Library:
@@ -81,6 +84,11 @@ class Inspection:
     unreadable_bytes: int = 0
     shell: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether something was killed while it was looked at: that says nothing of the base, and is not kept."""
+        return any(problem.endswith(KILLED) for problem in self.problems)
 
     def facts(self) -> dict[str, str | None]:
         """The facts that `expect` and `requires` speak of, by their names in matrix.yaml."""

@@ -15,7 +15,9 @@ def _file(image: str, kind: BaseKind) -> Path:
 
 
 def remember(image: str, kind: BaseKind, inspection: Inspection) -> None:
-    """Keep an inspection as the last one of this image's base."""
+    """Keep an inspection as the last one of this image's base, unless something was killed in the middle of it."""
+    if inspection.interrupted:
+        return
     cache.root()  # marked as a cache before anything lies in it
     text = json.dumps(inspection.to_json(), sort_keys=True)
     path = _file(image, kind)

@@ -23,7 +23,7 @@ from typing import Any
 
 from build import cache
 from build.call import show
-from build.clean import clean_images, our_images
+from build.clean.images import clean_images, our_images
 from build.containers import Engine
 from build.errors import EnvironmentCannot, GateFailed, NothingSelected, UsageError
 from build.matrix.load import load_matrix

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import io
 import json
+import tarfile
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from build.containers import Engine
 from build.inspection import Inspection, Library
 from build.matrix.model import Component, Source, Target, Toolchain
 from build.plan import Cell, CellStatus, TargetPlan
@@ -109,3 +112,29 @@ def make_extension(folder: Path, inspection: Inspection) -> Path:
     path = folder / f"_C{inspection.ext_suffix}"
     path.write_bytes(b"\x7fELF" + bytes(60) + b"DEEPINFER-C-ABI " + json.dumps(fields).encode() + b"\0")
     return path
+
+
+def load_empty(engine: Engine, architecture: str) -> str:
+    """Load an image with one empty file, for a machine of this kind; returns its id."""
+    layer = io.BytesIO()
+    with tarfile.open(fileobj=layer, mode="w") as archive:
+        archive.addfile(tarfile.TarInfo("empty"))
+    config = {
+        "architecture": architecture,
+        "os": "linux",
+        "config": {},
+        "rootfs": {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(layer.getvalue()).hexdigest()}"]},
+    }
+    manifest = [{"Config": "config.json", "Layers": ["layer.tar"], "RepoTags": []}]
+    whole = io.BytesIO()
+    with tarfile.open(fileobj=whole, mode="w") as archive:
+        for name, data in (
+            ("config.json", json.dumps(config).encode()),
+            ("manifest.json", json.dumps(manifest).encode()),
+            ("layer.tar", layer.getvalue()),
+        ):
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    (image,) = engine.client.images.load(whole.getvalue())
+    return str(image.id)

@@ -54,9 +54,10 @@ def inspect_base(engine: Engine, reference: str) -> Inspection:
     program = _program_hash()
     known = _read(kept, program)
     if known is None:
-        config = engine.image_config(reference)
-        known = {**_run_in(engine, reference, config), **_configured(image, config)}
-        cache.atomic_write(kept, json.dumps({"program": program, "facts": known}, sort_keys=True))
+        config = engine.image_config(image)
+        known = {**_run_in(engine, image, reference, config), **_configured(image, config)}
+        if not Inspection.from_json({**known, "reference": reference}).interrupted:
+            cache.atomic_write(kept, json.dumps({"program": program, "facts": known}, sort_keys=True))
     return Inspection.from_json({**known, "reference": reference})
 
 
@@ -94,7 +95,7 @@ def _read(path: Path, program: str) -> dict[str, Any] | None:
         return None
 
 
-def _run_in(engine: Engine, reference: str, config: Mapping[str, Any]) -> dict[str, Any]:
+def _run_in(engine: Engine, image: str, reference: str, config: Mapping[str, Any]) -> dict[str, Any]:
     system, machine = config.get("Os"), config.get("Architecture")
     if (system, machine) != ("linux", "amd64"):
         return _empty(str(system), str(machine), f"the image is for {system}/{machine}, not linux/amd64")
@@ -102,7 +103,7 @@ def _run_in(engine: Engine, reference: str, config: Mapping[str, Any]) -> dict[s
     argv = ["/bin/sh", f"{_INSIDE}/find_python.sh", f"{_INSIDE}/probe.py"]
     try:
         # As root: what Triton left in the root user's home is read too.
-        done = engine.run(reference, argv, files=files, user="0:0", timeout=LIMIT, owner="inspection")
+        done = engine.run(image, argv, files=files, user="0:0", timeout=LIMIT, owner="inspection")
     except DockerException as problem:
         reason = " ".join(str(problem).split())[:300]
         if "/bin/sh" in reason:
@@ -219,6 +220,10 @@ def check_base(target: Target, kind: str, inspection: Inspection, *, accept: boo
     if accept:
         print(f"warning: {text}", file=sys.stderr, flush=True)
         return found
+    if inspection.interrupted:
+        raise EnvironmentCannot(
+            text, cause="memory ran out while the base was looked at", next_step="run it again, with more memory free"
+        )
     raise EnvironmentCannot(
         text, cause="another version under the same tag", next_step="`--accept-base` builds for what is there"
     )

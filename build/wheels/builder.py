@@ -179,6 +179,13 @@ def _build(
             )
         except CallFailed as problem:
             raise _builder_failed(target, log, problem) from problem
+    if engine.image_id(base_reference) != inspection.base_id:
+        # What is compiled in it would be kept under the key of another torch.
+        engine.client.images.remove(tag)
+        raise EnvironmentCannot(
+            f"{base_reference} was moved to another image while its builder was being made",
+            next_step="run the build again",
+        )
 
 
 def _builder_failed(target: Target, log: Path, problem: CallFailed) -> EnvironmentCannot:

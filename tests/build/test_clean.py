@@ -11,7 +11,10 @@ from pathlib import Path
 import pytest
 from docker.errors import APIError
 
-from build import cache, clean
+from build import cache
+from build.clean.folders import CACHE_FOLDERS, remove_cache, size_of
+from build.clean.images import clean_images, remove_unused_os_layers
+from build.clean.verb import run
 from build.command import as_build_error
 from build.containers import CACHE_LABEL, LABEL, PROCESS_LABEL, Engine
 from build.errors import EnvironmentCannot, NothingSelected, UsageError
@@ -27,9 +30,9 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_cache_goes_only_with_yes(own_cache: Path) -> None:
     (cache.folder("downloads") / "file").write_text("x")
     with pytest.raises(UsageError, match="would be removed"):
-        clean.run(cache=True)
+        run(cache=True)
     assert (own_cache / "downloads" / "file").exists()
-    assert clean.run(cache=True, yes=True) == 0
+    assert run(cache=True, yes=True) == 0
     assert not own_cache.exists()
 
 
@@ -38,21 +41,21 @@ def test_folder_without_the_signature_stays(own_cache: Path, tag: str | None) ->
     (own_cache / "CACHEDIR.TAG").unlink() if tag is None else (own_cache / "CACHEDIR.TAG").write_text(tag)
     (own_cache / "downloads").mkdir()
     with pytest.raises(EnvironmentCannot, match=r"no CACHEDIR\.TAG"):
-        clean.remove_cache(own_cache)
+        remove_cache(own_cache)
     assert (own_cache / "downloads").exists()
 
 
 def test_link_to_a_cache_stays(own_cache: Path, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(own_cache)
     with pytest.raises(EnvironmentCannot):
-        clean.remove_cache(tmp_path / "link")
+        remove_cache(tmp_path / "link")
     assert own_cache.exists()
 
 
 def test_what_is_not_the_build_systems_stays_and_is_named(own_cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cache.folder("wheelhouse")
     (own_cache / "thesis.tex").write_text("x")
-    clean.remove_cache(own_cache)
+    remove_cache(own_cache)
     assert sorted(path.name for path in own_cache.iterdir()) == ["CACHEDIR.TAG", "thesis.tex"]
     assert "thesis.tex" in capsys.readouterr().err
 
@@ -65,16 +68,16 @@ def test_links_in_the_cache_are_removed_and_not_followed(own_cache: Path, tmp_pa
     locked = cache.folder("parts/readonly")
     (locked / "file").touch()
     locked.chmod(0o500)
-    clean.remove_cache(own_cache)
+    remove_cache(own_cache)
     assert not own_cache.exists() and (tmp_path / "elsewhere" / "file").exists()
 
 
 def test_cache_in_use_or_needed_stays(own_cache: Path) -> None:
     with cache.locked("image-cpu"), pytest.raises(EnvironmentCannot, match="a build is using"):
-        clean.remove_cache(own_cache)
+        remove_cache(own_cache)
     (cache.folder("host") / "nccl-replaced.json").write_text("[]")
     with pytest.raises(EnvironmentCannot, match="cannot be put back") as told:
-        clean.remove_cache(own_cache)
+        remove_cache(own_cache)
     assert "clean --host" in told.value.next_step and own_cache.exists()
 
 
@@ -84,7 +87,7 @@ def test_every_folder_of_the_cache_is_known_to_clean() -> None:
         text = path.read_text()
         used |= set(re.findall(r'\bfolder\(f?"([a-z]+)', text))
         used |= set(re.findall(r'cache\.root\(\) / "([a-z]+)"', text))
-    assert used and used <= set(clean.CACHE_FOLDERS)
+    assert used and used <= set(CACHE_FOLDERS)
 
 
 def test_unfinished_files_go_and_whole_ones_stay(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,9 +97,9 @@ def test_unfinished_files_go_and_whole_ones_stay(own_cache: Path, monkeypatch: p
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("x")
     with cache.locked("image-cpu"):
-        clean.run()
+        run()
         assert (own_cache / "wheelhouse" / ".part-y").exists()
-    clean.run()
+    run()
     left = sorted(str(path.relative_to(own_cache)) for path in own_cache.rglob("*") if path.is_file())
     assert left == ["CACHEDIR.TAG", "locks/image-cpu.lock", "wheelhouse/whole"]
 
@@ -105,9 +108,9 @@ def test_docker_stops_the_recorded_process_alone(own_cache: Path, capsys: pytest
     ours, other = subprocess.Popen(["sleep", "300"]), subprocess.Popen(["sleep", "300"])
     try:
         (cache.folder("docker") / "dockerd.json").write_text(json.dumps(identity(ours.pid)))
-        clean.run(docker=True)
+        run(docker=True)
         assert other.poll() is None and f"stopped dockerd (process {ours.pid})" in capsys.readouterr().err
-        clean.run(docker=True)
+        run(docker=True)
         assert "no dockerd that ./run started is running" in capsys.readouterr().err
     finally:
         for process in (ours, other):
@@ -129,16 +132,16 @@ def test_a_process_is_known_until_it_ends_and_no_other_is_taken_for_it() -> None
 
 
 def test_host_calls_what_puts_nccl_back(capsys: pytest.CaptureFixture[str]) -> None:
-    clean.run(host=True, restore_host=lambda: ["put the old file back"])
+    run(host=True, restore_host=lambda: ["put the old file back"])
     assert "clean: put the old file back" in capsys.readouterr().err
 
 
 def test_the_host_is_left_alone_while_it_is_built(own_cache: Path) -> None:
     kept = cache.folder("host/prefix")
     with cache.locked("host"), pytest.raises(EnvironmentCannot, match="the host is being built"):
-        clean.run(host=True)
+        run(host=True)
     assert kept.is_dir()
-    assert clean.run(host=True) == 0
+    assert run(host=True) == 0
     assert not kept.exists()
 
 
@@ -146,10 +149,10 @@ def test_sizes_count_a_file_once_and_follow_no_link(tmp_path: Path) -> None:
     folder = tmp_path / "sized"
     folder.mkdir()
     (folder / "file").write_bytes(b"x" * 100_000)
-    once = clean.size_of(folder)
+    once = size_of(folder)
     (folder / "again").hardlink_to(folder / "file")
     (folder / "loop").symlink_to(folder)
-    assert 100_000 <= once <= clean.size_of(folder) < 200_000
+    assert 100_000 <= once <= size_of(folder) < 200_000
 
 
 @pytest.fixture
@@ -186,16 +189,16 @@ def test_images_go_by_name_and_what_others_made_of_them_stays(engine: Engine, tm
     other = _image(engine, context, "deepinfer:cleaning-two", image="cleaning-two")
     derived = _image(engine, context, "somebody/service:cleaning", "registry.example/team/deepinfer:1-x")
     engine.client.images.get(other).tag("somebody/kept", "cleaning")
-    gone = clean.clean_images(engine, "cleaning-one, nothing-else")
+    gone = clean_images(engine, "cleaning-one, nothing-else")
     ids = {str(image.id) for image in engine.client.images.list(all=True)}
     # The user's image keeps the layers it was made from; the names of ours are gone all the same.
     assert {image.id for image in gone} >= {final} and derived in ids and other in ids
     for name in ("deepinfer-base:cleaning-one-replica", "registry.example/team/deepinfer:1-x"):
         assert engine.image_id(name) is None, name
     assert engine.image_id("deepinfer-builder:cleaning-one-0") is None and base
-    clean.clean_images(engine, "cleaning-t*", keep=[other])
+    clean_images(engine, "cleaning-t*", keep=[other])
     assert engine.image_id("deepinfer:cleaning-two") == other
-    clean.clean_images(engine, "cleaning-t*")
+    clean_images(engine, "cleaning-t*")
     assert engine.image_id("deepinfer:cleaning-two") is None and engine.image_id("somebody/kept:cleaning") == other
 
 
@@ -207,13 +210,13 @@ def test_containers_of_ours_go_and_those_of_users_keep_their_image(engine: Engin
     theirs = engine.client.containers.create(image)
     try:
         assert theirs.labels[LABEL] == "1", "labels are inherited, so that they alone say little"
-        assert clean.clean_images(engine, "cleaning-three") == []
+        assert clean_images(engine, "cleaning-three") == []
         left = {container.id for container in engine.client.containers.list(all=True)}
         assert ours.id not in left and theirs.id in left
         assert engine.image_id("deepinfer:cleaning-three") == image
     finally:
         theirs.remove()
-    assert [image.id for image in clean.clean_images(engine, "cleaning-three")] == [image]
+    assert [image.id for image in clean_images(engine, "cleaning-three")] == [image]
 
 
 @pytest.mark.docker
@@ -226,8 +229,8 @@ def test_containers_of_a_process_that_lives_stay(
             image, labels={**used.raw.labels, PROCESS_LABEL: own_mark().replace("-", "-1", 1)}
         )
         assert engine.sweep("cleaning-four/") == 1, "that of a process which has ended"
-        clean.run()
-        clean.clean_images(engine, "cleaning-four")
+        run()
+        clean_images(engine, "cleaning-four")
         there = {container.id for container in engine.client.containers.list(all=True, ignore_removed=True)}
         assert used.raw.id in there and left.id not in there
         assert "which started it, still runs" in capsys.readouterr().err
@@ -236,7 +239,7 @@ def test_containers_of_a_process_that_lives_stay(
             used.start()
     told = as_build_error(gone.value)
     assert "something removed a container" in told.what and "run the command again" in told.next_step
-    clean.clean_images(engine, "cleaning-four")
+    clean_images(engine, "cleaning-four")
     assert engine.image_id("deepinfer:cleaning-four") is None
 
 
@@ -244,9 +247,9 @@ def test_containers_of_a_process_that_lives_stay(
 def test_a_name_that_nothing_has_is_told_and_an_image_that_is_not_built_is_not(engine: Engine) -> None:
     for name, hint in (("flagtre", "'flagtree'"), ("cpu,nope-at-all", "cpu")):
         with pytest.raises(NothingSelected) as told:
-            clean.run(images=name)
+            run(images=name)
         assert told.value.exit_code == 3 and hint in told.value.next_step
-    assert clean.run(images="host") == 0, "known, and Docker has nothing of it"
+    assert run(images="host") == 0, "known, and Docker has nothing of it"
 
 
 @pytest.mark.docker
@@ -257,8 +260,8 @@ def test_os_layers_go_when_no_image_stands_on_them(engine: Engine, tmp_path: Pat
         engine, tmp_path / "upper", "deepinfer-base:cleaning-five-replica", "deepinfer-base:os-cleaning-used"
     )
     with cache.locked("replica"):
-        assert clean.remove_unused_os_layers(engine) == []
-    gone = {image.id for image in clean.remove_unused_os_layers(engine)}
+        assert remove_unused_os_layers(engine) == []
+    gone = {image.id for image in remove_unused_os_layers(engine)}
     assert unused in gone and used not in gone
     assert engine.image_id("deepinfer-base:os-cleaning-used") == used
     assert engine.image_id("deepinfer-base:cleaning-five-replica") == upper

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from build import cache, clean, containers
+from build import cache, containers
+from build.clean.images import clean_images
 from build.containers import CACHE_LABEL, LABEL, Engine
 from build.errors import EnvironmentCannot
 from build.setup import docker_engine
@@ -65,7 +66,7 @@ def test_containers_of_another_cache_are_left_alone(
             )
             assert engine.owners("faults/") == {"faults/ours"}
             assert engine.sweep("faults/") == 1
-            clean.clean_images(engine, "faults")
+            clean_images(engine, "faults")
             left = {raw.id for raw in engine.client.containers.list(all=True, ignore_removed=True)}
             assert theirs.raw.id in left and ours.id not in left
             assert "another build cache" in capsys.readouterr().err

@@ -3,13 +3,10 @@
 import dataclasses
 import hashlib
 import io
-import json
 import os
 import subprocess
 import tarfile
-import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -19,9 +16,7 @@ from build.matrix.model import Component, Source
 from build.wheels import index
 from build.wheels.fetch import fetch_source
 from build.wheels.unpack import unpack
-
-NAME = "tiny_part-1.0.tar.gz"
-Answer = tuple[int, str, bytes]
+from tests.index_stand_in import NAME, Index
 
 
 def sdist(extra: Callable[[tarfile.TarFile], None] | None = None, setup: bool = True) -> bytes:
@@ -37,43 +32,6 @@ def sdist(extra: Callable[[tarfile.TarFile], None] | None = None, setup: bool = 
         if extra is not None:
             extra(archive)
     return buffer.getvalue()
-
-
-class Index:
-    """A package index on the loopback; `answers` maps paths to what they give, one after the other."""
-
-    def __init__(self) -> None:
-        self.answers: dict[str, list[Answer]] = {}
-        self.asked: list[str] = []
-        self.credentials: list[str] = []
-        outer = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                outer.asked.append(self.path)
-                outer.credentials.append(self.headers.get("Authorization", ""))
-                queue = outer.answers.get(self.path, [(404, "text/plain", b"no")])
-                status, kind, body = queue.pop(0) if len(queue) > 1 else queue[0]
-                self.send_response(status)
-                self.send_header("Content-Type", kind)
-                self.send_header("Content-Length", str(len(body) * (2 if kind == "cut/short" else 1)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.host = f"127.0.0.1:{self.server.server_port}"
-        self.url = f"http://{self.host}/simple"
-        threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
-
-    def offers(self, data: bytes, sha256: str | None = None, name: str = NAME) -> None:
-        """List one file, with its true hash or another."""
-        digest = sha256 or hashlib.sha256(data).hexdigest()
-        page = {"files": [{"filename": name, "url": f"../../files/{name}", "hashes": {"sha256": digest}}]}
-        self.answers["/simple/tiny-part/"] = [(200, "application/vnd.pypi.simple.v1+json", json.dumps(page).encode())]
-        self.answers[f"/files/{name}"] = [(200, "application/gzip", data)]
 
 
 @pytest.fixture

@@ -173,8 +173,13 @@ def damaged(draw: st.DrawFn) -> str:
     return "\n".join(lines)
 
 
+EXAMPLES = int(os.environ.get("MATRIX_EXAMPLES", "300"))
+"""Of damaged files. A hundred thousand take a quarter of an hour:
+`MATRIX_EXAMPLES=100000 ./run test -- tests/build/test_matrix_files.py -k damaged_matrix`."""
+
+
 @settings(
-    max_examples=300, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=EXAMPLES, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(text=damaged())
 def test_a_damaged_matrix_is_an_error_or_a_matrix(tmp_path: Path, text: str) -> None:

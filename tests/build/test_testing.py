@@ -10,7 +10,7 @@ import pytest
 
 from build import testing
 from build.cache import REPOSITORY
-from build.clean import our_images
+from build.clean.images import our_images
 from build.containers import LABEL, Engine
 from build.errors import EnvironmentCannot
 from build.testing import Result, Stage

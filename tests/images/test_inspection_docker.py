@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-import io
 import json
-import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -20,6 +17,7 @@ from build.errors import EnvironmentCannot
 from build.inspection import Inspection
 from build.matrix.load import load_matrix
 from build.matrix.model import Target
+from tests.image_stand_ins import load_empty
 
 pytestmark = pytest.mark.docker
 
@@ -194,32 +192,6 @@ def test_images_that_no_program_of_ours_can_run_in(engine: Engine, tmp_path: Pat
             engine.client.images.remove(image, force=True)
         assert words in found.problems[0]
         assert isinstance(found, Inspection) and found.python == ""
-
-
-def load_empty(engine: Engine, architecture: str) -> str:
-    """Load an image with one empty file, for a machine of this kind; returns its id."""
-    layer = io.BytesIO()
-    with tarfile.open(fileobj=layer, mode="w") as archive:
-        archive.addfile(tarfile.TarInfo("empty"))
-    config = {
-        "architecture": architecture,
-        "os": "linux",
-        "config": {},
-        "rootfs": {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(layer.getvalue()).hexdigest()}"]},
-    }
-    manifest = [{"Config": "config.json", "Layers": ["layer.tar"], "RepoTags": []}]
-    whole = io.BytesIO()
-    with tarfile.open(fileobj=whole, mode="w") as archive:
-        for name, data in (
-            ("config.json", json.dumps(config).encode()),
-            ("manifest.json", json.dumps(manifest).encode()),
-            ("layer.tar", layer.getvalue()),
-        ):
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            archive.addfile(info, io.BytesIO(data))
-    (image,) = engine.client.images.load(whole.getvalue())
-    return str(image.id)
 
 
 def test_an_image_that_is_not_here_is_an_error(engine: Engine) -> None:

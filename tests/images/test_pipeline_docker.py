@@ -15,7 +15,7 @@ from build import cache, pipeline
 from build.bases.replica import reference
 from build.bases.resolve import resolve_base
 from build.cache import REPOSITORY
-from build.clean import clean_images
+from build.clean.images import clean_images
 from build.containers import LABEL, Engine
 from build.errors import EnvironmentCannot
 from build.matrix.load import load_matrix

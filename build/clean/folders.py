@@ -1,0 +1,111 @@
+"""The build cache on the disk: what interrupted runs left in it, and the whole of it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from build import cache
+from build.clean.words import gb, say
+from build.errors import EnvironmentCannot
+from build.setup import docker_engine
+
+_SIGNATURE = cache.CACHEDIR_TAG.splitlines()[0]
+LEFTOVER = ".part-*"
+CACHE_FOLDERS = (
+    "attached", "builder", "ccache", "contexts", "docker", "downloads", "host", "inspections", "locks", "logs",
+    "manifests", "packs", "parts", "registry", "rootfs", "test-registry", "test-c", "test-host", "triton",
+    "wheelhouse", "work",
+)  # fmt: skip
+"""What the build system keeps in its cache. Named, lest a DEEPINFER_BUILD_CACHE that was set to a home empties it."""
+
+
+def builds_run() -> bool:
+    """Whether somebody works in this cache: builds, inspections and downloads hold a lock meanwhile."""
+    names = [path.stem for path in cache.folder("locks").glob("*.lock")]
+    return any(cache.is_locked(name) for name in names)
+
+
+def remove_leftovers() -> None:
+    """Remove the files that nobody will finish; says how much that was."""
+    freed = 0
+    for path in sorted(cache.root().rglob(LEFTOVER)):
+        freed += size_of(path)
+        remove(path)
+    say(f"removed unfinished files from {cache.root()} ({gb(freed)})")
+
+
+def remove_cache(root: Path) -> None:
+    """Remove the build cache, if it is one.
+
+    Raises:
+        EnvironmentCannot: no CACHEDIR.TAG of ours says so, a build or dockerd uses it, or NCCL's old file is kept
+            by a record in it.
+    """
+    tag = root / "CACHEDIR.TAG"
+    if root.is_symlink() or not tag.is_file() or not tag.read_text(errors="replace").startswith(_SIGNATURE):
+        raise EnvironmentCannot(
+            f"{root} is not removed: no CACHEDIR.TAG in it says that it is a cache",
+            next_step="look at DEEPINFER_BUILD_CACHE; remove the folder by hand if it is the right one",
+        )
+    if (root / "host" / "nccl-replaced.json").exists():
+        raise EnvironmentCannot(
+            "the cache holds the record of an NCCL file that was replaced, without which it cannot be put back",
+            next_step="run `./run clean --host` first",
+        )
+    if docker_engine.started_by_us():
+        raise EnvironmentCannot(
+            "the cache holds the log and the record of a dockerd that runs",
+            next_step="run `./run clean --docker` first",
+        )
+    if builds_run():
+        raise EnvironmentCannot("a build is using the cache", next_step="wait for its end, or end it")
+    freed = sum(size_of(root / name) for name in CACHE_FOLDERS)
+    for name in (*CACHE_FOLDERS, *(path.name for path in root.glob(LEFTOVER))):
+        remove(root / name)
+    strangers = sorted(path.name for path in root.iterdir() if path != tag)
+    if strangers:
+        say(f"kept {root} itself: {', '.join(strangers[:5])} in it are not the build system's")
+    else:
+        remove(root)  # with the tag, which goes last: an interrupted removal can be repeated
+    say(f"removed the build cache {root} ({gb(freed)})")
+
+
+def size_of(path: Path) -> int:
+    """Bytes on disk below a path; files with several links count once, links themselves are not followed."""
+    seen: set[tuple[int, int]] = set()
+    total = 0
+    for place in [path, *(path.rglob("*") if path.is_dir() and not path.is_symlink() else [])]:
+        try:
+            facts = place.lstat()
+        except FileNotFoundError:
+            continue
+        if (facts.st_dev, facts.st_ino) not in seen:
+            seen.add((facts.st_dev, facts.st_ino))
+            total += facts.st_blocks * 512
+    return total
+
+
+def remove(path: Path) -> None:
+    """Remove a file, a link (not what it names) or a whole folder, folders without write permission too."""
+    if path.is_symlink() or not path.is_dir():
+        path.unlink(missing_ok=True)
+        return
+
+    def unlock(function: Callable[..., Any], name: str, problem: Any) -> None:
+        Path(name).parent.chmod(0o700)
+        if Path(name).is_dir() and not Path(name).is_symlink():
+            Path(name).chmod(0o700)
+        function(name)
+
+    try:
+        shutil.rmtree(path, onerror=unlock)
+    except OSError as problem:
+        raise EnvironmentCannot(
+            f"{path} cannot be removed whole: {problem.strerror or problem}",
+            cause=f"a file in it belongs to another user than {os.geteuid()}",
+            next_step="run the same command as that user or as root",
+        ) from problem

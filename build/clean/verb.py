@@ -1,0 +1,115 @@
+"""The verb `clean`: says what goes and how much space that frees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from build import cache as build_cache
+from build.clean.folders import builds_run, remove, remove_cache, remove_leftovers, size_of
+from build.clean.images import (
+    being_built,
+    clean_images,
+    our_images,
+    remove_containers,
+    remove_unused_os_layers,
+    require_known,
+)
+from build.clean.words import gb, say
+from build.containers import Engine
+from build.errors import EnvironmentCannot, UsageError
+from build.setup import docker_engine
+
+
+def run(
+    *,
+    images: str = "",
+    docker: bool = False,
+    cache: bool = False,
+    host: bool = False,
+    yes: bool = False,
+    restore_host: Callable[[], list[str]] | None = None,
+) -> int:
+    """Remove what is named; without anything named, only what interrupted runs left behind.
+
+    Args:
+        images: globs and comma lists of image names ("cpu", "fla*", "*"): the image, its builder and its replica.
+        docker: stop the dockerd that `./run` started.
+        cache: remove the build cache; needs `yes`.
+        host: put back the NCCL file that was replaced, and remove the host target's prefix.
+        restore_host: what does so, and returns a line for each thing done.
+
+    Raises:
+        UsageError: the cache without `yes`.
+        NothingSelected: `images` names nothing that is here or in the matrix.
+        EnvironmentCannot: something cannot be removed, is being built, or is not ours after all.
+    """
+    if cache and not yes:
+        raise UsageError(
+            f"the whole build cache would be removed: {_cache_size()}",
+            next_step="add --yes if that is meant",
+        )
+    busy: list[str] = []
+    if host:
+        for line in (restore_host or _restore_host)():
+            say(line)
+    if images:
+        engine = Engine.connect()
+        require_known(engine, images)
+        busy = being_built(engine, images)
+        clean_images(engine, images)
+    if docker:
+        pid = docker_engine.stop()
+        say(f"stopped dockerd (process {pid})" if pid else "no dockerd that ./run started is running")
+    if cache:
+        remove_cache(_cache_root())
+    elif not (images or docker or host):
+        clean_leftovers()
+    if busy:
+        raise EnvironmentCannot(
+            f"not removed, for they are being built: {', '.join(busy)}",
+            next_step="wait until that build has ended, or end it, and run the command again",
+        )
+    return 0
+
+
+def clean_leftovers() -> None:
+    """Remove what interrupted runs left in the cache and in Docker; says what else there is to clean."""
+    if builds_run():
+        say("a build is running: its unfinished files stay")
+        return
+    remove_leftovers()
+    if not docker_engine.refusal():
+        engine = Engine.connect()
+        remove_containers(engine, ["*"])
+        remove_unused_os_layers(engine)
+        there = our_images(engine)
+        if there:
+            say(f"kept {len(there)} images; `./run clean --image '*'` removes them")
+    if docker_engine.started_by_us():
+        say("dockerd, started by ./run, goes on; `./run clean --docker` stops it")
+    say(f"kept the build cache ({gb(size_of(build_cache.root()))}); `./run clean --cache --yes` removes it")
+
+
+def _cache_root() -> Path:
+    return build_cache.root()
+
+
+def _cache_size() -> str:
+    return f"{build_cache.root()} ({gb(size_of(build_cache.root()))})"
+
+
+def _restore_host() -> list[str]:
+    from build.host.nccl import restore_nccl
+
+    if build_cache.is_locked("host"):
+        raise EnvironmentCannot(
+            "the host is being built: its NCCL and its prefix are left alone",
+            next_step="wait until that build has ended, or end it, and run the command again",
+        )
+    with build_cache.locked("host", waiting_for="build of the host"):
+        lines = restore_nccl() or ["no NCCL file was replaced"]
+        prefixes = build_cache.root() / "host"
+        lines.append(f"removed {prefixes} ({gb(size_of(prefixes))})")
+        remove(prefixes)
+    return lines
