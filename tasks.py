@@ -266,7 +266,7 @@ def clean(
     Example: ./run clean --image 'fla*' --docker
     """
     with told_plainly():
-        from build import clean as cleaning
+        from build.clean import verb as cleaning
 
         _finish(cleaning.run(images=image, docker=docker, cache=cache, host=host, yes=yes))
 
