@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-_E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], dtype=torch.float64)
+from deepinfer.ops.reference.quantize import decode_e2m1
 
 
 def exponents(scale: torch.Tensor) -> torch.Tensor:
@@ -25,6 +25,4 @@ def fp8_rows(rows: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
 
 def fp4_rows(packed: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     """e2m1 [rows, columns/2], two values a byte, the lower nibble first, with an E8M0 scale per 32 columns: float64."""
-    codes = packed.view(torch.uint8)
-    values = _E2M1[torch.stack((codes & 15, codes >> 4), -1).flatten(-2).long()]
-    return values * exponents(scale).repeat_interleave(32, -1)
+    return decode_e2m1(packed).double() * exponents(scale).repeat_interleave(32, -1)

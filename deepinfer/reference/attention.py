@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 import torch
 
 from deepinfer.config import ModelConfig
-from deepinfer.reference.layers import frequencies, linear8, rms_norm, rotate
+from deepinfer.config.rope import frequencies
+from deepinfer.reference.layers import linear8, rms_norm, rotate
 from deepinfer.reference.precision import Precision, Tensor
 from deepinfer.reference.weights import Weights
 
@@ -46,12 +47,10 @@ class Attention:
     def __call__(
         self, y: Tensor, positions: Tensor, shared: Shared, *, forced: Tensor | None, window_from: int
     ) -> Tensor:
-        """The sub-layer's output [n, hidden].
+        """The sub-layer's output [n, hidden] for its normed input y [n, hidden] at positions [n], 0 to n-1.
 
-        Args:
-            y: [n, hidden], the normed input. positions: [n], 0 to n-1.
-            forced: entries [n, topk] in place of the layer's own choice, where it is an index source.
-            window_from: the first position whose window key may be seen.
+        forced: entries [n, topk] in place of an index source's own choice. window_from: the first position whose
+        window key may be seen.
         """
         config, p = self.config, self.p
         qa, queries = self.queries(y, positions)

@@ -30,10 +30,8 @@ class DraftOracle:
             raise ValueError("this model has no draft layers (num_nextn_predict_layers)")
         self.target, self.draft, self.p, self.w = target, draft, target.p, target.w
         layers = target.config.layers
-        self.attention = [
-            Attention(target.config, target.p, target.w, layers + index, f"mtp.{index}")
-            for index in range(draft.layers)
-        ]
+        names = [f"mtp.{index}" for index in range(draft.layers)]
+        self.attention = [Attention(target.config, self.p, self.w, layers + i, name) for i, name in enumerate(names)]
 
     def __call__(self, output: Output, accepted: int, tokens: Sequence[int], *, temperature: float = 1.0) -> Proposal:
         """Propose what follows the golden token.

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
 
-from deepinfer.config import HyperConnections, Moe, Rope
+from deepinfer.config import HyperConnections, Moe
 from deepinfer.reference.precision import Precision, Tensor
 from deepinfer.reference.weights import Weights
 
@@ -20,26 +19,6 @@ def rms_norm(p: Precision, x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def linear8(p: Precision, x: Tensor, weight: Tensor) -> Tensor:
     """L8: FP8 activations times a dequantised weight, bf16."""
     return p.bf16(p.matmul(p.q8(x), weight))
-
-
-def frequencies(rope: Rope, *, compressed: bool) -> Tensor:
-    """Angles per position of the rotated pairs, fp32 in the order of operations that model_spec 3.0 states."""
-    theta = rope.compress_theta if compressed else rope.theta
-    steps = torch.arange(0, rope.dim, 2, dtype=torch.float32) / rope.dim
-    powers = torch.tensor(theta, dtype=torch.float32) ** steps
-    plain = 1.0 / powers
-    if not compressed or rope.yarn is None:
-        return plain
-    yarn = rope.yarn
-
-    def correction(beta: float) -> float:
-        return rope.dim * math.log(yarn.original_max_position / (beta * 2 * math.pi)) / (2 * math.log(theta))
-
-    low = max(math.floor(correction(yarn.beta_fast)), 0)
-    high: float = min(math.ceil(correction(yarn.beta_slow)), rope.dim - 1)
-    high += 0.001 if low == high else 0.0
-    ramp = ((torch.arange(rope.dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
-    return 1.0 / (yarn.factor * powers) * ramp + plain * (1 - ramp)
 
 
 def rotate(p: Precision, x: Tensor, positions: Tensor, per_position: Tensor, *, inverse: bool = False) -> Tensor:

@@ -85,12 +85,10 @@ class Oracle:
     ) -> None:
         if not config.hyper.shifted:
             raise ValueError("the oracle has the shifted hyper-connections of the real model only (hc_shifted)")
-        self.config, self.p = config, precision
-        self.w = Weights(tensors, precision.dtype)
+        self.config, self.p, self.w = config, precision, Weights(tensors, precision.dtype)
         if config.engram and lookup is None:
             raise ValueError("a model with engram needs `lookup`, the table of its compressed vocabulary")
-        self.lookup = lookup
-        self.hashes = hashes(config.engram) if config.engram else {}
+        self.lookup, self.hashes = lookup, hashes(config.engram) if config.engram else {}
 
     def __call__(self, token_ids: Tensor, *, forced: Forced = UNFORCED, keep_tokens: int | None = None) -> Output:
         """Run a whole prompt.
@@ -101,8 +99,8 @@ class Oracle:
                 (model_spec 3.8, mask); None: of all.
         """
         config, n = self.config, len(token_ids)
-        output, shared = Output(torch.empty(0)), Shared(choices={})
-        output.choices = shared.choices
+        shared = Shared()
+        output = Output(torch.empty(0), choices=shared.choices)
         state = State.begin(self.embed(token_ids), config.hyper.streams)
         positions = torch.arange(n)
         for layer in range(config.layers):
@@ -115,13 +113,9 @@ class Oracle:
                 output.features[layer] = self.p.bf16(state.trunk.mean(1))
             y = self.enter(state, name, "attn")
             consumer = layer >= config.first_consumer and keep_tokens is not None
-            state.x = Attention(config, self.p, self.w, layer, name)(
-                y,
-                positions,
-                shared,
-                forced=forced.entries.get(layer),
-                window_from=max(n - (keep_tokens or 0), 0) if consumer else 0,
-            )
+            first = max(n - (keep_tokens or 0), 0) if consumer else 0
+            attention = Attention(config, self.p, self.w, layer, name)
+            state.x = attention(y, positions, shared, forced=forced.entries.get(layer), window_from=first)
             state.settle(self.p)
             state.x, output.routing[layer] = self.moe(state, name, config.moe.topk, forced.routing.get(layer))
         output.logits = self.head(self.leave(state), "norm.weight")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -22,6 +23,15 @@ IDEAL = Precision(rounded=False)
 def tiny() -> tuple[ModelConfig, dict[str, torch.Tensor]]:
     config = parse_config(tiny_config())
     return config, dict(dummy_tensors(config))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """The products are small: threads that wait for each other cost more than they give."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def lookup() -> torch.Tensor:

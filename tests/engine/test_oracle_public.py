@@ -14,8 +14,9 @@ import torch
 
 from deepinfer.config import Attention as AttentionSizes
 from deepinfer.config import HyperConnections, Indexer, ModelConfig, Moe, Rope, Yarn
+from deepinfer.config.rope import frequencies
 from deepinfer.reference.attention import Attention, Shared, index_logits
-from deepinfer.reference.layers import Routing, experts, frequencies, mix, mixed, post, rotate, route
+from deepinfer.reference.layers import Routing, experts, mix, mixed, post, rotate, route
 from deepinfer.reference.precision import Precision
 from deepinfer.reference.weights import Weights
 

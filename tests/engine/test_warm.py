@@ -23,8 +23,10 @@ KERNELS = sum(len(check.cases) for check in CHECKS)
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-def _warm(run_python: Run, version: str, **variables: str) -> dict[str, Any]:
-    done = run_python("-m", "deepinfer", "warm", "--json", path=[ROOT, triton_dir(version)], **variables)
+def _warm(run_python: Run, version: str, only: str = "probe", **variables: str) -> dict[str, Any]:
+    done = run_python(
+        "-m", "deepinfer", "warm", "--json", "--only", only, path=[ROOT, triton_dir(version)], **variables
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     report: dict[str, Any] = json.loads(done.stdout)
     assert report["triton"] == version
@@ -85,7 +87,8 @@ def test_a_launch_compiles_nothing_after_it_and_a_second_run_neither(
     again = _warm(run_python, version, DEEPINFER_CACHE_DIR=str(cache.parent))
     assert again["kernels"] == found["kernels"]
     assert again["modules"] == found["modules"]
-    assert again["providers"] == [{"name": "probe", "kernels": KERNELS, "problems": []}]
+    (provider,) = again["providers"]
+    assert (provider["name"], provider["kernels"], provider["problems"]) == ("probe", KERNELS, [])
     assert _files(cache) == files
 
 
@@ -182,12 +185,29 @@ def test_a_kernel_that_does_not_compile_is_named_and_the_others_are_done(run_pyt
         "from deepinfer.probe import checks, kernels\n"
         "from deepinfer.cli import main\n"
         "checks.CHECKS[1].cases[0].constants['K'] = 3\n"
-        "sys.exit(main(['warm']))\n"
+        "sys.exit(main(['warm', '--only', 'probe']))\n"
     )
     done = run_python(broken, DEEPINFER_CACHE_DIR=str(tmp_path / "cache"))
     assert done.returncode == 5, done.stdout + done.stderr
     assert "    FAILED: dot[fp16]: CompilationError" in done.stdout
     assert f"  kernels: {KERNELS - 1} compiled, 0 found" in done.stdout
+
+
+def test_kernels_of_the_engine_are_warmed_too(run_python: Run, tmp_path: Path) -> None:
+    variables = {"DEEPINFER_CACHE_DIR": str(tmp_path / "cache")}
+    first = _warm(run_python, "3.7.1", "ops.gather,probe", **variables)
+    names = {provider["name"]: provider["kernels"] for provider in first["providers"]}
+    assert list(names) == ["ops.gather", "probe"]
+    assert names["ops.gather"] > 0
+    assert first["kernels"] == {"compiled": KERNELS + names["ops.gather"], "found": 0}
+    again = _warm(run_python, "3.7.1", "ops.gather,probe", **variables)
+    assert again["kernels"] == {"compiled": 0, "found": first["kernels"]["compiled"]}
+
+
+def test_a_name_that_no_kernels_have_is_a_usage_error(run_python: Run) -> None:
+    done = run_python("-m", "deepinfer", "warm", "--only", "probe,ops.gater")
+    assert done.returncode == 1
+    assert "next step: did you mean ops.gather?" in done.stderr
 
 
 def test_the_interpreter_compiles_nothing_and_that_is_said(run_python: Run) -> None:
@@ -223,7 +243,7 @@ def test_functions_of_the_cuda_library_are_read_from_its_header() -> None:
 def test_on_a_gpu_the_probe_compiles_nothing_after_it(run_python: Run, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     variables = {"DEEPINFER_CACHE_DIR": str(cache)}
-    warmed = run_python("-m", "deepinfer", "warm", "--json", **variables)
+    warmed = run_python("-m", "deepinfer", "warm", "--json", "--only", "probe", **variables)
     assert warmed.returncode == 0, warmed.stderr
     assert json.loads(warmed.stdout)["without_modules"] is None
     files = _files(cache)
