@@ -12,7 +12,7 @@ looks up, and the C modules that Triton builds beside it (`cuda_utils`, a launch
     {"ok": bool, "triton": "3.7.1", "target": "sm_90a", "folder": Triton's writable cache, "warm": the read-only one or
      null, "kernels": {"compiled": int, "found": int}, "modules": {"compiled": int, "found": int},
      "without_modules": why none could be built, or null,
-     "providers": [{"name": str, "kernels": int, "problems": [text]}],
+     "providers": [{"name": "probe" or "ops.FAMILY", "kernels": int, "problems": [text], "seconds": number}],
      "entries": {key: folder that holds it}, "seconds": number}
 
 "found" counts what was in a cache already: a second run compiles nothing. The module that imports Triton is `work`.

@@ -1,15 +1,20 @@
-"""Whose kernels are warmed: each provider compiles what it launches in a run, under the driver that is active."""
+"""Whose kernels are warmed: each provider compiles what it launches in a run, under the driver that is active.
+
+The names are known without importing Triton, which `compile` does.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
+
+from deepinfer.ops.names import FAMILIES
 
 
 @dataclass(frozen=True)
 class Provider:
-    """compile: compiles all of its kernels for the active driver's target; returns what could not be compiled, a line
-    each."""
+    """compile: compiles all of its kernels for the active driver's target; returns what failed, a line each."""
 
     name: str
     compile: Callable[[], list[str]]
@@ -21,4 +26,22 @@ def _probe() -> list[str]:
     return warm_up()
 
 
-PROVIDERS = (Provider("probe", _probe),)
+def _family(family: str) -> Callable[[], list[str]]:
+    """The variants of a family's kernels that the real model uses."""
+
+    def compile_family() -> list[str]:
+        from deepinfer.ops.variants import compile_cases
+
+        return list(compile_cases([family], engine_only=True).problems)
+
+    return compile_family
+
+
+def _has_kernels(family: str) -> bool:
+    return all(importlib.util.find_spec(f"deepinfer.ops.{part}.{family}") for part in ("cases", "triton"))
+
+
+PROVIDERS = (
+    Provider("probe", _probe),
+    *(Provider(f"ops.{family}", _family(family)) for family in FAMILIES if _has_kernels(family)),
+)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +16,7 @@ from triton import knobs
 
 from deepinfer.activation import activate
 from deepinfer.warm import cache
-from deepinfer.warm.providers import PROVIDERS, Provider
+from deepinfer.warm.providers import Provider
 from deepinfer.warm.stand_in import HopperDriver, NoModulesError, provide_cuda
 
 TARGET = "sm_90a"
@@ -24,11 +24,12 @@ TARGET = "sm_90a"
 
 @dataclass(frozen=True)
 class Result:
-    """What became of a provider's kernels: how many different ones it asked for, and what did not compile."""
+    """What became of a provider's kernels: those that none before it had asked for, and what did not compile."""
 
     name: str
     kernels: int
     problems: tuple[str, ...]
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -58,15 +59,24 @@ class Report:
             "modules": self.record.modules.to_json(),
             "without_modules": self.without_modules or None,
             "providers": [
-                {"name": one.name, "kernels": one.kernels, "problems": list(one.problems)} for one in self.results
+                {
+                    "name": one.name,
+                    "kernels": one.kernels,
+                    "problems": list(one.problems),
+                    "seconds": round(one.seconds, 2),
+                }
+                for one in self.results
             ],
             "entries": dict(sorted(self.record.entries.items())),
             "seconds": round(self.seconds, 2),
         }
 
 
-def fill(providers: Sequence[Provider] = PROVIDERS) -> Report:
-    """Compile what is in no cache yet. For a process that does nothing else: its driver is a stand-in afterwards."""
+def fill(providers: Sequence[Provider], on_result: Callable[[Result], None] = lambda result: None) -> Report:
+    """Compile what is in no cache yet. For a process that does nothing else: its driver is a stand-in afterwards.
+
+    on_result: told of each provider as it is done.
+    """
     start = time.monotonic()
     record = cache.count()
     seen: list[tuple[Any, dict[str, Any]]] = []
@@ -74,9 +84,11 @@ def fill(providers: Sequence[Provider] = PROVIDERS) -> Report:
     with _listening(seen):
         for provider in providers:
             triton.runtime.driver.set_active(_driver())
-            before = set(record.entries)
+            before, began = len(record.entries), time.monotonic()
             problems = _compile(provider)
-            results.append(Result(provider.name, len(set(record.entries) - before), tuple(problems)))
+            kernels = len(record.entries) - before
+            results.append(Result(provider.name, kernels, tuple(problems), time.monotonic() - began))
+            on_result(results[-1])
     without = _build_modules(seen)
     return Report(record, tuple(results), without, time.monotonic() - start)
 
