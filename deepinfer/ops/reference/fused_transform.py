@@ -39,7 +39,10 @@ def fused_norm_rope_hadamard_cast_store_kvcache_tl(
     block_size: int = 0,
     small_batch: bool = False,
 ) -> Kernel:
-    """Norm, rotation, Hadamard transform, cast and store of rows, each step optional. small_batch: upstream's tuning."""
+    """Norm, rotation, Hadamard transform, cast and store of rows, each of them optional.
+
+    small_batch is upstream's tuning and changes nothing.
+    """
 
     def run(
         x: torch.Tensor,

@@ -54,10 +54,7 @@ def _transform(
         if NEOX:
             other = neox_partner(OFFSET, WIDTH)
             beside = tl.load(at + other, mask=live, other=0.0)
-            if NORM:
-                partner = _normed(beside, root, weight, other)
-            else:
-                partner = widen(beside)
+            partner = _normed(beside, root, weight, other) if NORM else widen(beside)
             w = rotate_halves(w, partner, cos_row, sin_row, turned, CONJUGATE, OFFSET, WIDTH)
         else:
             w = rotate_neighbours(w, cos_row, sin_row, turned, CONJUGATE, OFFSET, ROWS, WIDTH)
@@ -107,7 +104,10 @@ def fused_norm_rope_hadamard_cast_store_kvcache_tl(
     block_size: int = 0,
     small_batch: bool = False,
 ) -> Kernel:
-    """Norm, rotation, Hadamard transform, cast and store of rows, each step optional. small_batch: upstream's tuning."""
+    """Norm, rotation, Hadamard transform, cast and store of rows, each of them optional.
+
+    small_batch is upstream's tuning and changes nothing.
+    """
     rows, columns, warps = tile(head_dim)
     constants = {
         "NORM": do_norm, "ROPE": do_rope, "OFFSET": rope_offset if do_rope else 0, "NEOX": do_rope and is_neox,

@@ -11,7 +11,7 @@ import triton.language as tl
 from deepinfer.ops.dispatch import Kernel
 from deepinfer.ops.formats import KVCacheFormat
 from deepinfer.ops.launch import cdiv, launch, next_power_of_2
-from deepinfer.ops.triton.quantize import decode, decode_e4m3, narrow, spread
+from deepinfer.ops.triton.quantize import decode, decode_e4m3, decode_ue8m0, narrow, spread
 from deepinfer.ops.triton.store_kv_cache import as_bytes
 
 _ELEMENTS = 4096
@@ -41,10 +41,7 @@ def _load(
         at_sf = sf + block.to(tl.int64) * sf_block + place.to(tl.int64) * SF_TOKEN
         scales = tl.load(at_sf + group, mask=read & (group < SCALES), other=0)
         if CAST:
-            if SF == "ue8m0":
-                numbers = (scales.to(tl.int32) << 23).to(tl.float32, bitcast=True)
-            else:
-                numbers = decode_e4m3(scales)
+            numbers = decode_e4m3(scales) if SF == "e4m3" else decode_ue8m0(scales)
             wide = tl.arange(0, OUT)[None, :]
             plain = decode(codes, FMT, ROWS, OUT) * spread(numbers, ROWS, OUT, OUT // SLOTS)
             tl.store(to + wide, narrow(plain), mask=live)

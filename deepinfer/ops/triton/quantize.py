@@ -140,6 +140,12 @@ def power_of_two(exponent):
 
 
 @triton.jit
+def decode_ue8m0(code):
+    """A scale's byte -> float32: 2^(byte - 127)."""
+    return (code.to(tl.int32) << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def ceil_log2(x):
     """The exact ceiling of log2 of positive, normal float32, as int32."""
     return ((x.to(tl.int32, bitcast=True) - 1) >> 23) - 126
