@@ -7,12 +7,11 @@ after it, so that the disk has to hold one image at a time.
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
-import shutil
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -23,16 +22,17 @@ from typing import Any
 
 from build import cache
 from build.call import show
-from build.clean.images import clean_images, our_images
+from build.clean.folders import remove
+from build.clean.images import LOCK, clean_images, our_images
 from build.containers import Engine
 from build.errors import EnvironmentCannot, GateFailed, NothingSelected, UsageError
 from build.matrix.load import load_matrix
+from build.room import Disks, check_room, peak_use
 from build.setup import docker_engine
 
 IMAGES = ("cpu", "flagtree")
-NEEDED_GB = {"cpu": 10.0}
-"""Room for an image with its replica, its builder and BuildKit's copies; DEFAULT_GB where none is named."""
-DEFAULT_GB = 22.0
+OF_AN_IMAGE = ("builder", "contexts", "parts")
+"""Folders of the cache with a folder for each image, of which some GB are of use to further builds of it alone."""
 NO_TESTS_COLLECTED = 5
 """pytest's status when its selection is empty."""
 OF_PYTEST = {
@@ -63,12 +63,25 @@ class Stage:
 
 @dataclass(frozen=True)
 class Result:
-    """How a stage ended: its status (None: not run), seconds, and the most that the disks grew by meanwhile (GB)."""
+    """How a stage ended.
+
+    status: None where it was not run.  peak_gb: the most that the disks had grown by meanwhile, since it began.
+    held_gb: what earlier stages had left on them when it began.
+    """
 
     stage: Stage
     status: int | None = None
     seconds: float = 0.0
     peak_gb: float = 0.0
+    held_gb: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """For the record of a run."""
+        facts: dict[str, Any] = {"name": self.stage.name, "image": self.stage.image, "status": self.status}
+        if self.status is not None:
+            figures = {"seconds": self.seconds, "peak_gb": self.peak_gb, "held_gb": self.held_gb}
+            facts |= {name: round(value, 2) for name, value in figures.items()}
+        return facts
 
 
 def every_image() -> tuple[str, ...]:
@@ -85,6 +98,8 @@ def stages(images: Sequence[str] = IMAGES, *, pull_back: bool = False) -> list[S
     """
     python = sys.executable
     pytest = (python, "-m", "pytest", "--timeout=900")
+    # Some GB go to a registry and come back, on whatever disk there is: what stands still is ended, not what is slow.
+    endless = (python, "-m", "pytest", "--timeout=0")
     program = str(cache.REPOSITORY / "build" / "setup" / "program.py")
     verb = (python, "-P", program, "alone", "--search-root", str(cache.REPOSITORY))
     plan = [Stage("unit tests", (*pytest, "-m", "not docker and not gpu and not multi_gpu"))]
@@ -92,11 +107,12 @@ def stages(images: Sequence[str] = IMAGES, *, pull_back: bool = False) -> list[S
         others = " and ".join(f"not {other}" for other in every_image() if other != image)
         selection = others if index == 0 else image
         plan.append(Stage(f"{image}: build and gates", (*verb, "build", "--image", image, "--base", "replica"), image))
-        docker = (*pytest, "-m", "docker and not gpu and not multi_gpu", "-k")
-        tests = (*docker, f"{selection} and not pull_back")
+        docker = ("-m", "docker and not gpu and not multi_gpu", "-k")
+        tests = (*pytest, *docker, f"{selection} and not pull_back")
         plan.append(Stage(f"{image}: Docker tests", tests, image, may_be_empty=index > 0))
         if pull_back:
-            plan.append(Stage(f"{image}: publish and pull back", (*docker, f"{image} and pull_back"), image))
+            back = (*endless, *docker, f"{image} and pull_back")
+            plan.append(Stage(f"{image}: publish and pull back", back, image))
     return plan
 
 
@@ -127,13 +143,15 @@ def run(
         return exit_code(stage, _execute(stage))
     todo = list(_wanted(all_images) if plan is None else plan)
     results: list[Result] = []
+    disks = Disks()
     try:
         for image, group in groupby(todo, key=lambda stage: stage.image):
-            if not _run_group(image, list(group), results, keep=keep):
+            if not _run_group(image, list(group), results, disks, keep=keep):
                 break
     finally:
-        rest = [Result(stage) for stage in todo[len(results) :]]
-        print(as_table([*results, *rest]), file=sys.stderr, flush=True)
+        ended = [*results, *(Result(stage) for stage in todo[len(results) :])]
+        print(as_table(ended), file=sys.stderr, flush=True)
+        print(f"the same as JSON: {write_record(ended)}", file=sys.stderr, flush=True)
     return next((result.status for result in results if result.status), 0)
 
 
@@ -141,40 +159,29 @@ def _wanted(all_images: bool) -> list[Stage]:
     return stages(every_image(), pull_back=True) if all_images else stages()
 
 
-def _run_group(image: str, group: Sequence[Stage], results: list[Result], *, keep: bool) -> bool:
+def _run_group(image: str, group: Sequence[Stage], results: list[Result], disks: Disks, *, keep: bool) -> bool:
     """Run the stages of one image, or those that need none; whether all went well."""
     if not image:
-        return all(_timed(stage, [], results) for stage in group)
+        return all(_timed(stage, disks, results) for stage in group)
     with docker_engine.running(may_install=os.environ.get("DEEPINFER_SETUP") == "1"):
         engine = Engine.connect()
-        disks = [*_engine_disk(engine), cache.root()]
-        check_room(image, disks)
+        for place in _engine_disk(engine):
+            disks.watch(place)
+        check_room(image, disks.places)
         with _freed(engine, image, keep=keep):
             return all(_timed(stage, disks, results) for stage in group)
 
 
-def check_room(image: str, disks: Sequence[Path]) -> None:
-    """Stop before a build that cannot fit. Raises EnvironmentCannot with both figures."""
-    needed = NEEDED_GB.get(image, DEFAULT_GB)
-    for disk in disks:
-        free = shutil.disk_usage(disk).free / 1e9
-        if free < needed:
-            raise EnvironmentCannot(
-                f"{image} with its replica and its builder takes {needed:.0f} GB, and {disk} has {free:.1f} GB free",
-                next_step="./run clean --image '*', docker builder prune, or a larger disk",
-            )
-
-
-def _timed(stage: Stage, disks: Sequence[Path], results: list[Result]) -> bool:
+def _timed(stage: Stage, disks: Disks, results: list[Result]) -> bool:
     print(f"\n==== {stage.name}", file=sys.stderr, flush=True)
-    start = time.monotonic()
-    with peak_use(disks) as peak:
+    start, held = time.monotonic(), disks.grown()
+    with peak_use(disks.places) as peak:
         status = _execute(stage)
     if status == NO_TESTS_COLLECTED and stage.may_be_empty:
         print(f"{stage.name}: there are none", file=sys.stderr)
         status = 0
     status = exit_code(stage, status)
-    results.append(Result(stage, status, time.monotonic() - start, peak[0]))
+    results.append(Result(stage, status, time.monotonic() - start, peak[0], held))
     return status == 0
 
 
@@ -195,36 +202,11 @@ def _execute(stage: Stage) -> int:
 
 
 @contextmanager
-def peak_use(disks: Sequence[Path], *, every: float = 1.0) -> Iterator[list[float]]:
-    """A list of one number: by how many GB the disks that hold `disks` had grown at most during the block."""
-    peak = [0.0]
-    places = list({path.stat().st_dev: path for path in disks}.values())
-    before = [shutil.disk_usage(place).used for place in places]
-    ended = threading.Event()
-
-    def look() -> None:
-        grown = sum(shutil.disk_usage(place).used - used for place, used in zip(places, before, strict=True))
-        peak[0] = max(peak[0], grown / 1e9)
-
-    def watch() -> None:
-        while not ended.wait(every):
-            look()
-
-    watcher = threading.Thread(target=watch, daemon=True)
-    watcher.start()
-    try:
-        yield peak
-    finally:
-        ended.set()
-        watcher.join()
-        look()
-
-
-@contextmanager
 def _freed(engine: Engine, image: str, *, keep: bool) -> Iterator[None]:
-    """Afterwards remove the images of the target, and BuildKit's records, that were not there before."""
+    """Afterwards remove what was not there before: images of the target, BuildKit's records, parts in the cache."""
     images = {known.id for known in our_images(engine)}
     records = build_records(engine)
+    folders = [cache.root() / name / image for name in OF_AN_IMAGE if not (cache.root() / name / image).exists()]
     try:
         yield
     finally:
@@ -232,6 +214,9 @@ def _freed(engine: Engine, image: str, *, keep: bool) -> Iterator[None]:
             clean_images(engine, f"{image},deepinfer-test:*,os-*", keep=images)
             pruned = prune_records(engine, build_records(engine) - records)
             print(f"pruned {pruned / 1e9:.1f} GB of BuildKit's cache", file=sys.stderr, flush=True)
+            with cache.held_at_once(f"{LOCK}{image}") as free:  # else somebody else builds it
+                for folder in folders if free else ():
+                    remove(folder)
 
 
 def build_records(engine: Engine) -> set[str]:
@@ -261,8 +246,26 @@ def as_table(results: Sequence[Result]) -> str:
     for result in results:
         status = "not run" if result.status is None else "passed" if result.status == 0 else f"failed ({result.status})"
         spent = "" if result.status is None else f"{result.seconds:.0f} s"
-        disk = "" if not result.stage.image or result.status is None else f"+{result.peak_gb:.1f} GB"
+        disk = "" if result.status is None else f"{result.peak_gb:+.1f} GB"
         lines.append(f"{result.stage.name:<{width}}  {status:<10} {spent:>8} {disk:>9}")
     total = sum(result.seconds for result in results)
-    lines.append(f"{'together':<{width}}  {'':<10} {total:>6.0f} s")
+    peak = peak_of(results)
+    lines.append(f"{'together':<{width}}  {'':<10} {total:>6.0f} s {f'{peak:+.1f} GB':>9}")
     return "\n".join(lines)
+
+
+def peak_of(results: Sequence[Result]) -> float:
+    """The most that the disks had grown by since the run began, in GB."""
+    return max((result.held_gb + result.peak_gb for result in results if result.status is not None), default=0.0)
+
+
+def write_record(results: Sequence[Result]) -> Path:
+    """Write the table for programs; returns the file."""
+    total = sum(result.seconds for result in results)
+    document = {
+        "stages": [result.to_json() for result in results],
+        "seconds": round(total, 2), "peak_gb": round(peak_of(results), 2),
+    }  # fmt: skip
+    file = cache.folder("logs") / "test.json"
+    cache.atomic_write(file, json.dumps(document, indent=1) + "\n")
+    return file

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from build import testing
+from build import room
 from build.errors import MatrixError
 from build.matrix.model import Matrix, Target
 
@@ -94,7 +94,7 @@ def room_gb(target: Target, kind: BaseKind) -> float:
     kept = CACHE_GB["cuda" if "cuda" in target.expect else "cpu"]
     if kind == "vendor":
         return target.vendor_gb + BESIDE_VENDOR_GB + kept
-    return testing.NEEDED_GB.get(target.name, testing.DEFAULT_GB) + kept
+    return room.NEEDED_GB.get(target.name, room.DEFAULT_GB) + kept
 
 
 def runner_labels(target: Target, kind: BaseKind) -> tuple[str, ...]:

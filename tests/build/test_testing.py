@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,14 @@ from build.cache import REPOSITORY
 from build.clean.images import our_images
 from build.containers import LABEL, Engine
 from build.errors import EnvironmentCannot
+from build.room import NEEDED_GB, Disks, check_room, peak_use
 from build.testing import Result, Stage
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The record of the last run is not these tests'."""
+    monkeypatch.setenv("DEEPINFER_BUILD_CACHE", str(tmp_path / "cache"))
 
 
 def _stage(name: str, program: str, **more: object) -> Stage:
@@ -44,6 +53,7 @@ def test_all_images_are_more_stages_of_the_same_kind() -> None:
     assert [stage for stage in testing.stages() if stage not in every] == []
     assert every[-2].argv[-1] == "flagos and not pull_back" and every[-1].argv[-1] == "flagos and pull_back"
     assert every[-2].may_be_empty and not every[-1].may_be_empty
+    assert "--timeout=0" in every[-1].argv and "--timeout=900" in every[-2].argv, "what is slow is not stuck"
 
 
 def test_first_failure_ends_the_run_with_its_status(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -103,20 +113,20 @@ def test_no_engine_is_told_before_an_image_is_begun(monkeypatch: pytest.MonkeyPa
 
 
 def test_disk_that_is_too_small_is_told_with_both_figures(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    testing.check_room("cpu", [])
-    monkeypatch.setitem(testing.NEEDED_GB, "cpu", 1e9)
+    check_room("cpu", [])
+    monkeypatch.setitem(NEEDED_GB, "cpu", 1e9)
     with pytest.raises(EnvironmentCannot, match=r"takes 1000000000 GB, and .* GB free"):
-        testing.check_room("cpu", [tmp_path])
+        check_room("cpu", [tmp_path])
 
 
 def test_peak_of_the_disk_outlasts_what_was_deleted(tmp_path: Path) -> None:
-    with testing.peak_use([tmp_path], every=0.01) as peak:
+    with peak_use([tmp_path], every=0.01) as peak:
         with (tmp_path / "big").open("wb") as file:
             os.posix_fallocate(file.fileno(), 0, 400_000_000)
             for _ in range(500):
                 if peak[0] > 0.2:
                     break
-                testing.time.sleep(0.01)
+                time.sleep(0.01)
         (tmp_path / "big").unlink()
     assert peak[0] > 0.2
 
@@ -124,14 +134,30 @@ def test_peak_of_the_disk_outlasts_what_was_deleted(tmp_path: Path) -> None:
 def test_table_adds_up() -> None:
     rows = [
         Result(Stage("a", ()), 0, 10.2),
-        Result(Stage("b", (), "cpu"), 6, 60.0, 7.25),
-        Result(Stage("c", (), "cpu")),
+        Result(Stage("b", (), "cpu"), 6, 60.0, 7.25, 1.5),
+        Result(Stage("c", (), "cpu"), 0, 1.0, 0.5, 4.0),
+        Result(Stage("d", (), "cpu")),
     ]
     text = testing.as_table(rows)
-    assert "+7.2 GB" in text and "failed (6)" in text and "not run" in text and "70 s" in text
+    assert "+7.2 GB" in text and "failed (6)" in text and "not run" in text and "71 s   +8.8 GB" in text
+    record = json.loads(testing.write_record(rows).read_text())
+    assert (record["seconds"], record["peak_gb"]) == (71.2, 8.75), "what is left of earlier stages counts"
+    assert record["stages"][1] == {
+        "name": "b", "image": "cpu", "status": 6, "seconds": 60.0, "peak_gb": 7.25, "held_gb": 1.5,
+    }  # fmt: skip
+    assert record["stages"][3] == {"name": "d", "image": "cpu", "status": None}
 
 
-@pytest.mark.docker
+def test_what_stages_leave_on_the_disks_is_counted_once_a_disk(tmp_path: Path) -> None:
+    disks = Disks()
+    places = len(disks.places)
+    disks.watch(Path(disks.places[0]))
+    assert len(disks.places) == places
+    with (tmp_path / "big").open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, 400_000_000)
+    assert disks.grown() > 0.2
+
+
 @pytest.mark.docker
 def test_what_a_stage_adds_to_docker_is_removed_and_nothing_else(tmp_path: Path) -> None:
     engine = Engine.connect()
