@@ -54,7 +54,7 @@ def _compare(expected: torch.Tensor, got: torch.Tensor, tolerance: Tolerance) ->
         return bits_differ, errors
     if tolerance.absolute == 0 and tolerance.relative == 0:
         return bits_differ & ~(wide_expected.isnan() & wide_got.isnan()), errors
-    beyond = ~(errors <= tolerance.absolute + tolerance.relative * wide_expected.abs())
+    beyond = ~(errors <= tolerance.absolute + tolerance.relative * wide_expected.abs()) | wide_expected.isinf()
     same = (wide_expected == wide_got) | (wide_expected.isnan() & wide_got.isnan())
     return beyond & ~same, errors
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from tests.ops.compiler import SUMMARY
 from tests.ops.interpreter import Interpreter
 
 
@@ -25,3 +26,9 @@ def interpreted(request: pytest.FixtureRequest) -> Iterator[Callable[[str], dict
         yield interpreter.results
     finally:
         interpreter.close()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Tell how many variants were compiled."""
+    for line in SUMMARY:
+        terminalreporter.write_line(line)
