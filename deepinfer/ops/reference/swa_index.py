@@ -11,7 +11,7 @@ from deepinfer.ops.dispatch import Kernel
 
 @functools.cache
 def expand_swa_index_tl(width: int) -> Kernel:
-    """output[:, col] = o1 + col for col < l1, o2 - l1 + col for col < l1 + l2, else -1; pivots' rows: o1, l1, o2, l2."""
+    """output[:, col] = o1 + col for col < l1, o2 - l1 + col for col < l1 + l2, else -1; pivots: o1, l1, o2, l2."""
 
     def run(pivots: torch.Tensor, output: torch.Tensor) -> None:
         o1, l1, o2, l2 = pivots[:, :, None].unbind(1)

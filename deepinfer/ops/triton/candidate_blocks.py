@@ -10,7 +10,7 @@ import triton.language as tl
 
 from deepinfer.ops.dispatch import Kernel
 from deepinfer.ops.launch import cdiv, launch, multiprocessors, next_power_of_2
-from deepinfer.ops.triton.index_math import tile
+from deepinfer.ops.triton.index_math import eighth, tile
 from deepinfer.ops.triton.quantize import narrow, widen
 
 _LARGEST_BF16 = tl.constexpr(3.3895313892515355e38)
@@ -83,16 +83,16 @@ def candidate_block_max_tl(max_model_len: int, block_size: int) -> Kernel:
     return run
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["stride8"])
 def _candidate_compact_lens(
-    candidate_blocks, valid_lens, compact_lens, topk_blocks, stride, BLOCK_SIZE: tl.constexpr, COLUMNS: tl.constexpr
+    candidate_blocks, valid_lens, compact_lens, topk_blocks, stride8, BLOCK_SIZE: tl.constexpr, COLUMNS: tl.constexpr
 ):
     row = tl.program_id(0).to(tl.int64)
     length = tl.load(valid_lens + row).to(tl.int64)
     total = tl.zeros([COLUMNS], tl.int32)
     for begin in range(0, topk_blocks, COLUMNS):
         column = begin + tl.arange(0, COLUMNS)
-        block = tl.load(candidate_blocks + row * stride + column, mask=column < topk_blocks, other=-1)
+        block = tl.load(candidate_blocks + row * stride8 * 8 + column, mask=column < topk_blocks, other=-1)
         # int64: a block number near 2^31 passes it when multiplied.
         held = tl.minimum(tl.maximum(length - block.to(tl.int64) * BLOCK_SIZE, 0), BLOCK_SIZE).to(tl.int32)
         total += tl.where(block >= 0, held, 0)
@@ -106,14 +106,14 @@ def get_candidate_compact_lens_tl(topk_blocks: int, block_size: int) -> Kernel:
     def run(candidate_blocks: torch.Tensor, valid_lens: torch.Tensor, compact_lens: torch.Tensor) -> None:
         columns = min(next_power_of_2(topk_blocks), 1024)
         tensors = (candidate_blocks, valid_lens, compact_lens)
-        strides = (topk_blocks, candidate_blocks.stride(0))
+        strides = (topk_blocks, eighth(candidate_blocks))
         grid = (candidate_blocks.shape[0],)
         launch(_candidate_compact_lens, grid, *tensors, *strides, BLOCK_SIZE=block_size, COLUMNS=columns)
 
     return run
 
 
-@triton.jit(do_not_specialize=["n"])
+@triton.jit(do_not_specialize=["n", "indices_stride8", "blocks_stride8"])
 def _restore_candidate_indices(
     compact_indices,
     candidate_blocks,
@@ -121,23 +121,24 @@ def _restore_candidate_indices(
     n,
     topk_tokens,
     topk_blocks,
-    indices_stride,
-    blocks_stride,
+    indices_stride8,
+    blocks_stride8,
     BLOCK_SIZE: tl.constexpr,
     HAS_OFFSET: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None].to(tl.int64)
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    row = rows[:, None].to(tl.int64)
     column = (tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS))[None, :]
     own = (row < n) & (column < topk_tokens)
-    index = compact_indices + row * indices_stride + column
+    index = compact_indices + row * indices_stride8 * 8 + column
     x = tl.load(index, mask=own, other=-1)
     inside = own & (x >= 0) & (x < topk_blocks * BLOCK_SIZE)
-    block = tl.load(candidate_blocks + row * blocks_stride + x // BLOCK_SIZE, mask=inside, other=-1)
+    block = tl.load(candidate_blocks + row * blocks_stride8 * 8 + x // BLOCK_SIZE, mask=inside, other=-1)
     value = block * BLOCK_SIZE + x % BLOCK_SIZE
     if HAS_OFFSET:
-        value += tl.load(output_idx_offset + row, mask=row < n, other=0)
+        value += tl.load(output_idx_offset + rows, mask=rows < n, other=0)[:, None]
     tl.store(index, tl.where(block >= 0, value, -1), mask=own)
 
 
@@ -161,8 +162,8 @@ def restore_candidate_indices_inplace_tl(
             n,
             topk_tokens,
             topk_blocks,
-            compact_indices.stride(0),
-            candidate_blocks.stride(0),
+            eighth(compact_indices),
+            eighth(candidate_blocks),
             BLOCK_SIZE=block_size,
             HAS_OFFSET=has_offset,
             ROWS=rows,

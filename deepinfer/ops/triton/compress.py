@@ -43,7 +43,7 @@ def _row_of(token, mirror, n, queries, known, HAS_INDEX: tl.constexpr):
     return tl.where(known & (token >= 0) & (token < n), token, -1).to(tl.int64)
 
 
-@triton.jit(do_not_specialize=["n", "queries", "sequences", "slots", "ring"])
+@triton.jit(do_not_specialize=["n", "queries", "sequences", "slots", "ring", "slot_units"])
 def _combine_prefill(
     score,
     latent,
@@ -104,7 +104,7 @@ def _combine_prefill(
     tl.store(out + x.to(tl.int64) * dim + column, narrow(value), mask=own)
 
 
-@triton.jit(do_not_specialize=["n", "queries", "slots", "ring"])
+@triton.jit(do_not_specialize=["n", "queries", "slots", "ring", "slot_units"])
 def _store_prefill(
     score,
     latent,
@@ -187,7 +187,7 @@ def compress_and_update_state_prefill_tl(DIM: int, COMPRESS_RATIO: int, HAS_INDE
     return run
 
 
-@triton.jit(do_not_specialize=["slots", "ring"])
+@triton.jit(do_not_specialize=["slots", "ring", "slot_units"])
 def _store_decode(
     score,
     latent,
@@ -225,7 +225,7 @@ def _store_decode(
         tl.store(out + row * dim + column, narrow(tl.zeros([COLUMNS], tl.float32)), mask=own & (done == 0))
 
 
-@triton.jit(do_not_specialize=["slots", "ring"])
+@triton.jit(do_not_specialize=["slots", "ring", "slot_units"])
 def _combine_decode(
     state,
     state_block_idx,

@@ -10,20 +10,21 @@ import triton.language as tl
 
 from deepinfer.ops.dispatch import Kernel
 from deepinfer.ops.launch import cdiv, launch, next_power_of_2
+from deepinfer.ops.triton.index_math import eighth
 from deepinfer.ops.triton.quantize import narrow, widen
 
 
 @triton.jit
-def _products(x, weight, width, total, COLUMNS: tl.constexpr):
+def _products(x, weight, offset, width, total, COLUMNS: tl.constexpr):
     """total + x * weight, column block by column block: each lane adds its own columns, first to last."""
     for begin in range(0, width, COLUMNS):
         column = begin + tl.arange(0, COLUMNS)
         own = widen(tl.load(x + column, mask=column < width, other=0.0))
-        total += own * widen(tl.load(weight + column, mask=column < width, other=0.0))
+        total += own * widen(tl.load(weight + offset + column, mask=column < width, other=0.0))
     return total
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["x0_stride8", "out_stride"])
 def _confidence_head(
     x0,
     x1,
@@ -32,7 +33,7 @@ def _confidence_head(
     temp,
     n_embed,
     markov_rank,
-    x0_stride,
+    x0_stride8,
     x1_stride,
     out_stride,
     HAS_MARKOV: tl.constexpr,
@@ -40,9 +41,9 @@ def _confidence_head(
 ):
     # One program a row, so that the order of the sum cannot depend on how many rows there are.
     row = tl.program_id(0).to(tl.int64)
-    total = _products(x0 + row * x0_stride, weight, n_embed, tl.zeros([COLUMNS], tl.float32), COLUMNS)
+    total = _products(x0 + row * x0_stride8 * 8, weight, 0, n_embed, tl.zeros([COLUMNS], tl.float32), COLUMNS)
     if HAS_MARKOV:
-        total = _products(x1 + row * x1_stride, weight + n_embed, markov_rank, total, COLUMNS)
+        total = _products(x1 + row * x1_stride, weight, n_embed, markov_rank, total, COLUMNS)
     y = tl.div_rn(tl.sum(total, 0), temp)
     # Comparisons, as those leave a NaN what it is.
     y = tl.where(y > 60.0, 60.0, tl.where(y < -60.0, -60.0, y))
@@ -55,7 +56,7 @@ def confidence_head_fused_tl(n_embed: int, markov_rank: int, has_markov_emb: boo
     columns = min(next_power_of_2(n_embed), 1024)
 
     def run(x0: torch.Tensor, x1: torch.Tensor | None, weight: torch.Tensor, out: torch.Tensor, temp: float) -> None:
-        strides = (x0.stride(0), x1.stride(0) if x1 is not None else 0, out.stride(0))
+        strides = (eighth(x0), x1.stride(0) if x1 is not None else 0, out.stride(0))
         arguments = (x0, x1 if has_markov_emb else None, weight, out, temp, n_embed, markov_rank, *strides)
         launch(_confidence_head, (x0.shape[0],), *arguments, HAS_MARKOV=has_markov_emb, COLUMNS=columns)
 

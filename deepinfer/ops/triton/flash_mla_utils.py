@@ -27,12 +27,13 @@ def _convert_kv_index(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
+    in_tile = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    length = tl.load(context_lens + in_tile, mask=in_tile < rows, other=0)[:, None]
+    row = in_tile[:, None]
     column = (tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS))[None, :]
     own = (row < rows) & (column < k)
     index = topk_idxs + row.to(tl.int64) * k + column
     x = tl.load(index, mask=own, other=-1)
-    length = tl.load(context_lens + row, mask=row < rows, other=0)
     page = x // BLOCK_SIZE
     valid = own & (column < length) & (x >= 0) & (page < n)
     table = block_tables + (row // s).to(tl.int64) * table_stride

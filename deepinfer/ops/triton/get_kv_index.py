@@ -27,11 +27,12 @@ def _load_kv_index(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = (tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS))[None, :]
-    own = offset_len + row.to(tl.int64) * 2
-    offset = tl.load(own, mask=row < n, other=0)
-    length = tl.load(own + 1, mask=row < n, other=0)
+    own = offset_len + rows.to(tl.int64) * 2
+    offset = tl.load(own, mask=rows < n, other=0)[:, None]
+    length = tl.load(own + 1, mask=rows < n, other=0)[:, None]
+    row = rows[:, None]
     valid = (column < length) & (column < width)
     if BLOCK_SIZE == 0:
         value = offset + column

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 
@@ -15,6 +16,18 @@ def floor_mod(value, divisor):
     """value mod divisor (positive), never negative: Triton's % has the sign of the value."""
     rest = value % divisor
     return tl.where(rest < 0, rest + divisor, rest)
+
+
+def eighth(table: torch.Tensor) -> int:
+    """The row stride over 8, for kernels that multiply it by 8 again, so that Triton knows rows to be aligned.
+
+    Triton looks for multiples of 16 only; 8 elements of 2 bytes are enough for 16-byte loads. Raises ValueError where
+    the stride is no multiple of 8, which the contracts of these kernels ask for.
+    """
+    stride = table.stride(0)
+    if table.shape[0] > 1 and stride % 8:
+        raise ValueError(f"row strides must be multiples of 8, not {stride}")
+    return stride // 8
 
 
 def tile(rows: int, width: int) -> tuple[int, int]:
