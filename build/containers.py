@@ -7,24 +7,19 @@ DOCKER_HOST or a docker context may name a larger engine elsewhere.
 from __future__ import annotations
 
 import contextlib
-import functools
-import io
-import shutil
-import tarfile
-import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import docker
-from docker.errors import APIError, DockerException, ImageNotFound, NotFound
-from docker.tls import TLSConfig
+from docker.errors import APIError, DockerException, ImageNotFound
 
 from build import cache, processes
 from build.call import CallFailed, call
+from build.container import Container, RunResult
+from build.docker_client import build_command, client_of
 from build.errors import EnvironmentCannot
-from build.setup.endpoint import Endpoint, endpoint
+from build.setup.endpoint import endpoint
 
 LABEL = "io.deepinfer.hopper"
 """Everything that this project makes in Docker carries this label; nothing else is ever deleted."""
@@ -33,152 +28,13 @@ CACHE_LABEL = f"{LABEL}.cache"
 the engine: what they run is theirs."""
 PROCESS_LABEL = f"{LABEL}.process"
 """On containers: the process that made it. While that one lives, nobody else takes the container for a leftover."""
-
-
-@dataclass(frozen=True)
-class RunResult:
-    """How a container's program ended: status (128+signal when killed) and what it printed."""
-
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-_CONNECT_SECONDS = 20
-"""For an engine to say that it is there; one that hangs is none."""
 _ANSWER_SECONDS = 600
 """For an answer of an engine that works: a commit or an export of a large image takes minutes."""
-
-
-class Container:
-    """A created container of ours. Files go in and out by archive; `Engine.container` removes it in the end."""
-
-    def __init__(self, raw: Any) -> None:
-        self.raw = raw
-
-    def put(self, files: Mapping[str, bytes | Path], *, mode: int = 0o644, uid: int = 0) -> None:
-        """Write files (absolute path in the container -> bytes, or a local file or folder) into the container."""
-        buffer = io.BytesIO()
-        with tarfile.open(fileobj=buffer, mode="w") as archive:
-            for target, content in files.items():
-                _add(archive, target.lstrip("/"), content, mode, uid)
-        self.raw.put_archive("/", buffer.getvalue())
-
-    def put_tar(self, path: str, data: bytes) -> None:
-        """Unpack a tar archive below `path` of the container."""
-        self.raw.put_archive(path, data)
-
-    def get(self, path: str) -> bytes:
-        """The bytes of one file. Raises FileNotFoundError."""
-        with tarfile.open(fileobj=io.BytesIO(self.get_tar(path))) as archive:
-            for member in archive:
-                if member.isfile():
-                    handle = archive.extractfile(member)
-                    assert handle is not None
-                    return handle.read()
-        raise FileNotFoundError(path)
-
-    def get_tar(self, path: str) -> bytes:
-        """A tar archive of a file or folder; its members start with the last part of `path`."""
-        try:
-            chunks, _ = self.raw.get_archive(path)
-        except NotFound as missing:
-            raise FileNotFoundError(path) from missing
-        return b"".join(chunks)
-
-    def start(self) -> None:
-        """Start the container's program."""
-        self.raw.start()
-
-    def follow(self, log: Path) -> None:
-        """Append what the program prints to `log` until it ends."""
-        log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("ab") as out:
-            for chunk in self.raw.logs(stream=True, follow=True):
-                out.write(chunk)
-                out.flush()
-
-    def wait(self, timeout: float | None = None) -> int:
-        """The program's exit status; killed (status 124) after `timeout` seconds."""
-        late = threading.Event()
-
-        def end() -> None:
-            late.set()
-            self.kill()
-
-        killer = threading.Timer(timeout, end) if timeout is not None else None
-        if killer is not None:
-            killer.start()
-        try:
-            status = int(self.raw.wait()["StatusCode"])
-        finally:
-            if killer is not None:
-                killer.cancel()
-        return 124 if late.is_set() and status == 137 else status
-
-    def output(self) -> tuple[str, str]:
-        """Everything printed on stdout and stderr so far."""
-        out = self.raw.logs(stdout=True, stderr=False)
-        err = self.raw.logs(stdout=False, stderr=True)
-        return out.decode(errors="replace"), err.decode(errors="replace")
-
-    def kill(self) -> None:
-        """End the program at once; nothing happens if it has ended already."""
-        with contextlib.suppress(APIError):
-            self.raw.kill()
-
-
-def _add(archive: tarfile.TarFile, name: str, content: bytes | Path, mode: int, uid: int) -> None:
-    def own(info: tarfile.TarInfo) -> tarfile.TarInfo:
-        info.uid = info.gid = uid
-        info.uname = info.gname = ""
-        return info
-
-    if isinstance(content, Path):
-        archive.add(content, arcname=name, filter=own)
-        return
-    info = own(tarfile.TarInfo(name))
-    info.size = len(content)
-    info.mode = mode
-    archive.addfile(info, io.BytesIO(content))
 
 
 def in_use(container: Any) -> bool:
     """Whether the process that made this container of this cache still runs."""
     return processes.lives(container.labels.get(PROCESS_LABEL, ""))
-
-
-@functools.cache
-def build_command() -> tuple[str, ...]:
-    """The docker command that can build with BuildKit: a client with buildx, or one old enough to have it built in."""
-    for candidate in (shutil.which("docker"), "/usr/bin/docker"):
-        if candidate is None or not Path(candidate).exists():
-            continue
-        if call(candidate, "buildx", "version", quiet=True, check=False).returncode == 0:
-            return (candidate,)
-        version = call(candidate, "--version", quiet=True, check=False).stdout
-        major = version.partition("version ")[2].split(".")[0]
-        # Clients before 23 have BuildKit built in; later ones need the buildx plug-in.
-        if candidate == "/usr/bin/docker" and major.isdigit() and int(major) < 23:
-            return (candidate,)
-    raise EnvironmentCannot(
-        "no docker command here can build with BuildKit",
-        cause="the client is newer than 22 and the buildx plug-in is not installed",
-        next_step="install the distribution's docker.io package, or docker-buildx",
-    )
-
-
-def _client(named: Endpoint) -> docker.DockerClient:
-    """A client of the docker package, which by itself knows DOCKER_HOST and no contexts."""
-    by_ssh = named.host.startswith("ssh://")  # through the ssh command, so that the user's own settings count
-    if not named.of_context:
-        return docker.from_env(timeout=_CONNECT_SECONDS, use_ssh_client=by_ssh)
-    tls: TLSConfig | bool = False
-    if named.certificates is not None:
-        ca, cert, key = (str(named.certificates / name) for name in ("ca.pem", "cert.pem", "key.pem"))
-        pair = (cert, key) if Path(cert).is_file() and Path(key).is_file() else None
-        tls = TLSConfig(client_cert=pair, ca_cert=ca if Path(ca).is_file() else None, verify=not named.unverified)
-    return docker.DockerClient(base_url=named.host, tls=tls, timeout=_CONNECT_SECONDS, use_ssh_client=by_ssh)
 
 
 class Engine:
@@ -192,7 +48,7 @@ class Engine:
         """Connect. Raises EnvironmentCannot with the next step when no engine answers."""
         named = endpoint()
         try:
-            client = _client(named)
+            client = client_of(named)
             client.ping()
         except (DockerException, OSError, ValueError) as problem:  # ValueError: an address that is none
             raise EnvironmentCannot(

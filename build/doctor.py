@@ -16,7 +16,8 @@ from packaging.requirements import Requirement
 
 from build import cache
 from build.call import CallFailed, call
-from build.containers import Engine, build_command
+from build.containers import Engine
+from build.docker_client import build_command
 from build.errors import BuildError, EnvironmentCannot
 from build.setup import docker_engine, install, interpreter, system
 from build.setup.environment import Environment

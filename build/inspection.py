@@ -1,6 +1,6 @@
 """What a base really holds: facts read from inside it, never from its tag.
 
-The facts come from one program (`build/bases/probe_base.py`, standard library only) that runs in the base with its
+The facts come from one program (`build/bases/probe/`, standard library only) that runs in the base with its
 own Python, in a container without network, or on the host with the chosen interpreter. It prints JSON of this shape.
 """
 

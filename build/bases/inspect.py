@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import io
 import json
 import sys
+import tempfile
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +18,7 @@ from docker.errors import DockerException
 from packaging.version import InvalidVersion, Version
 
 from build import cache
-from build.bases import probe_base
+from build.bases.probe.children import MARK
 from build.bases.reach import check_reach
 from build.call import CallFailed, call
 from build.containers import Engine
@@ -22,8 +26,9 @@ from build.errors import EnvironmentCannot
 from build.inspection import Inspection
 from build.matrix.model import Target
 
-PROGRAM = Path(probe_base.__file__)
-LAUNCHER = PROGRAM.with_name("find_python.sh")
+_PROBE = Path(__file__).with_name("probe")
+PROGRAM = "probe.pyz"
+LAUNCHER = Path(__file__).with_name("find_python.sh")
 LIMIT = 600.0
 """Seconds for a whole inspection; a cold 42 GB base takes minutes to import torch."""
 _INSIDE = "/deepinfer-inspection"
@@ -68,7 +73,10 @@ def inspect_host(python: Path) -> Inspection:
         EnvironmentCannot: there is no such Python, or the program ended without an answer.
     """
     try:
-        done = call(python, PROGRAM, cwd=Path("/"), timeout=LIMIT, quiet=True, check=False)
+        with tempfile.TemporaryDirectory(prefix="deepinfer-inspection-") as folder:
+            program = Path(folder) / PROGRAM
+            program.write_bytes(bundle())
+            done = call(python, program, cwd=Path("/"), timeout=LIMIT, quiet=True, check=False)
     except EnvironmentCannot as missing:
         raise EnvironmentCannot(
             f"there is no Python at {python}", next_step="set DEEPINFER_PYTHON to an interpreter that has torch"
@@ -81,7 +89,20 @@ def inspect_host(python: Path) -> Inspection:
 
 
 def _program_hash() -> str:
-    return hashlib.sha256(PROGRAM.read_bytes() + LAUNCHER.read_bytes()).hexdigest()
+    return hashlib.sha256(bundle() + LAUNCHER.read_bytes()).hexdigest()
+
+
+@functools.cache
+def bundle() -> bytes:
+    """The program as a zip file that Python runs; the same bytes for the same sources."""
+    sources = {f"build/bases/probe/{path.name}": path.read_bytes() for path in sorted(_PROBE.glob("*.py"))}
+    sources |= dict.fromkeys(("build/__init__.py", "build/bases/__init__.py"), b"")
+    sources["__main__.py"] = b"from build.bases.probe.main import main\n\nmain()\n"
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:  # not packed: the base's Python may lack zlib
+        for name, data in sources.items():
+            archive.writestr(zipfile.ZipInfo(name), data)
+    return buffer.getvalue()
 
 
 def _read(path: Path, program: str) -> dict[str, Any] | None:
@@ -99,8 +120,8 @@ def _run_in(engine: Engine, image: str, reference: str, config: Mapping[str, Any
     system, machine = config.get("Os"), config.get("Architecture")
     if (system, machine) != ("linux", "amd64"):
         return _empty(str(system), str(machine), f"the image is for {system}/{machine}, not linux/amd64")
-    files: dict[str, bytes | Path] = {f"{_INSIDE}/probe.py": PROGRAM, f"{_INSIDE}/find_python.sh": LAUNCHER}
-    argv = ["/bin/sh", f"{_INSIDE}/find_python.sh", f"{_INSIDE}/probe.py"]
+    files: dict[str, bytes | Path] = {f"{_INSIDE}/{PROGRAM}": bundle(), f"{_INSIDE}/find_python.sh": LAUNCHER}
+    argv = ["/bin/sh", f"{_INSIDE}/find_python.sh", f"{_INSIDE}/{PROGRAM}"]
     try:
         # As root: what Triton left in the root user's home is read too.
         done = engine.run(image, argv, files=files, user="0:0", timeout=LIMIT, owner="inspection")
@@ -123,9 +144,9 @@ def _empty(system: str, machine: str, problem: str) -> dict[str, Any]:
 
 def _answer(stdout: str, stderr: str, status: int, reference: str) -> dict[str, Any]:
     """The facts in what the program printed, whatever the base's own start-up printed around them."""
-    lines = [line for line in stdout.splitlines() if line.startswith(probe_base.MARK)]
+    lines = [line for line in stdout.splitlines() if line.startswith(MARK)]
     try:
-        facts = json.loads(lines[-1].removeprefix(probe_base.MARK))
+        facts = json.loads(lines[-1].removeprefix(MARK))
         Inspection.from_json({**facts, "base_id": "", "reference": ""})
     except (IndexError, ValueError, TypeError) as problem:
         tail = "\n".join((stderr or stdout).strip().splitlines()[-6:]) or "it printed nothing"

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from build.containers import RunResult
+from build.container import RunResult
 from build.gates.judge.rows import Ending, ending
 from build.gates.launcher import ARCHIVE, Launcher, bundle
 from build.gates.place import Place

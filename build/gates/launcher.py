@@ -13,7 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from build.containers import Engine, RunResult
+from build.container import RunResult
+from build.containers import Engine
 
 _PROGRAMS = Path(__file__).with_name("programs")
 ARCHIVE = "deepinfer-gates.pyz"

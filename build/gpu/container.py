@@ -10,7 +10,8 @@ from docker.errors import APIError
 from docker.types import DeviceRequest, Ulimit
 
 from build.call import CallFailed
-from build.containers import Engine, RunResult
+from build.container import RunResult
+from build.containers import Engine
 from build.gpu.stage import TRITONS
 from build.inspection import Inspection
 from build.triton_versions import triton_dir

@@ -23,7 +23,7 @@ _TAIL = 8
 
 
 class Ended(Protocol):
-    """How a program ended: `subprocess.CompletedProcess[str]` and `build.containers.RunResult` are such."""
+    """How a program ended: `subprocess.CompletedProcess[str]` and `build.container.RunResult` are such."""
 
     @property
     def returncode(self) -> int: ...

@@ -18,7 +18,8 @@ from typing import Any, Protocol
 from docker.errors import DockerException
 
 from build import cache
-from build.containers import Container, Engine
+from build.container import Container
+from build.containers import Engine
 from build.errors import CellFailed, EnvironmentCannot
 from build.inspection import Inspection
 from build.plan import Cell

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from build.bases.probe_base import closed_to_users
+from build.bases.probe.access import closed_to_users
 from build.image.lay import open_to_users
 
 

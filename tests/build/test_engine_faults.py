@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from build import cache, containers
+from build import cache, containers, docker_client
 from build.clean.images import clean_images
 from build.containers import CACHE_LABEL, LABEL, Engine
 from build.errors import EnvironmentCannot
@@ -43,7 +43,7 @@ def silent(tmp_path: Path) -> Iterator[str]:
 
 def test_an_engine_that_hangs_is_given_up_soon(monkeypatch: pytest.MonkeyPatch, silent: str) -> None:
     monkeypatch.setenv("DOCKER_HOST", silent)
-    monkeypatch.setattr(containers, "_CONNECT_SECONDS", 0.3)
+    monkeypatch.setattr(docker_client, "CONNECT_SECONDS", 0.3)
     with pytest.raises(EnvironmentCannot, match="no Docker engine answers"):
         Engine.connect()
 

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 import torch
 
-from build.bases import probe_base
-from build.bases.inspect import Difference, check_base, differences, inspect_host, matches
+from build.bases.inspect import PROGRAM, Difference, bundle, check_base, differences, inspect_host, matches
+from build.bases.probe.children import MARK
+from build.bases.probe.libraries import nccl_header
 from build.errors import EnvironmentCannot
 from build.inspection import Inspection
 from build.matrix.model import Replica, Target
@@ -161,16 +162,17 @@ def probe(tmp_path: Path, modules: dict[str, str], **environment: str) -> dict[s
     for name, text in modules.items():
         (tmp_path / "modules").mkdir(exist_ok=True)
         (tmp_path / "modules" / f"{name}.py").write_text(textwrap.dedent(text))
+    (tmp_path / PROGRAM).write_bytes(bundle())
     done = subprocess.run(
-        [sys.executable, "-S", probe_base.__file__],
+        [sys.executable, "-S", tmp_path / PROGRAM],
         env={"PATH": os.environ["PATH"], "PYTHONPATH": str(tmp_path / "modules"), "HOME": str(tmp_path), **environment},
         cwd="/",
         capture_output=True,
         text=True,
         check=True,
     )
-    (line,) = [line for line in done.stdout.splitlines() if line.startswith(probe_base.MARK)]
-    return dict(json.loads(line.removeprefix(probe_base.MARK)))
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith(MARK)]
+    return dict(json.loads(line.removeprefix(MARK)))
 
 
 def test_a_torch_that_crashes_is_a_problem_and_not_a_crash(tmp_path: Path) -> None:
@@ -249,4 +251,4 @@ def test_gcc_without_a_cplusplus_compiler_is_a_problem(tmp_path: Path) -> None:
 def test_the_nccl_header_is_read_beside_the_library(tmp_path: Path) -> None:
     (tmp_path / "include").mkdir()
     (tmp_path / "include/nccl.h").write_text("#define NCCL_MAJOR 2\n#define NCCL_MINOR 32\n#define NCCL_PATCH 3\n")
-    assert probe_base.nccl_header(str(tmp_path / "lib/libnccl.so.2")) == "2.32.3"
+    assert nccl_header(str(tmp_path / "lib/libnccl.so.2")) == "2.32.3"

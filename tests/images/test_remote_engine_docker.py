@@ -19,7 +19,8 @@ import pytest
 
 from build import cache, verbs
 from build.bases.replica import make_replica, reference
-from build.containers import Engine, build_command
+from build.containers import Engine
+from build.docker_client import build_command
 from build.errors import EnvironmentCannot
 from build.matrix.load import load_matrix
 from build.matrix.model import Matrix

@@ -212,7 +212,7 @@ def base_with(engine: Engine, folder: Path, name: str, line: str) -> str:
 
 @pytest.mark.parametrize("verb", ["build", "inspect"])
 def test_a_base_whose_inspection_is_killed(engine: Engine, tmp_path: Path, verb: str) -> None:
-    hang = "import sys, time; sys.orig_argv[-1].endswith('probe.py') and time.sleep(600)"
+    hang = "import sys, time; sys.orig_argv[-1].endswith('probe.pyz') and time.sleep(600)"
     checkout = Checkout(tmp_path, base=base_with(engine, tmp_path, "hangs", hang))
     checkout.part("sound_part")
     checkout.images({"faults-one": ["sound_part"]})

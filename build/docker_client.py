@@ -1,0 +1,50 @@
+"""The two ways to the engine: a client of the docker package, and a docker command that builds with BuildKit."""
+
+from __future__ import annotations
+
+import functools
+import shutil
+from pathlib import Path
+
+import docker
+from docker.tls import TLSConfig
+
+from build.call import call
+from build.errors import EnvironmentCannot
+from build.setup.endpoint import Endpoint
+
+CONNECT_SECONDS = 20
+"""For an engine to say that it is there; one that hangs is none."""
+
+
+@functools.cache
+def build_command() -> tuple[str, ...]:
+    """The docker command that can build with BuildKit: a client with buildx, or one old enough to have it built in."""
+    for candidate in (shutil.which("docker"), "/usr/bin/docker"):
+        if candidate is None or not Path(candidate).exists():
+            continue
+        if call(candidate, "buildx", "version", quiet=True, check=False).returncode == 0:
+            return (candidate,)
+        version = call(candidate, "--version", quiet=True, check=False).stdout
+        major = version.partition("version ")[2].split(".")[0]
+        # Clients before 23 have BuildKit built in; later ones need the buildx plug-in.
+        if candidate == "/usr/bin/docker" and major.isdigit() and int(major) < 23:
+            return (candidate,)
+    raise EnvironmentCannot(
+        "no docker command here can build with BuildKit",
+        cause="the client is newer than 22 and the buildx plug-in is not installed",
+        next_step="install the distribution's docker.io package, or docker-buildx",
+    )
+
+
+def client_of(named: Endpoint) -> docker.DockerClient:
+    """A client of the docker package, which by itself knows DOCKER_HOST and no contexts."""
+    by_ssh = named.host.startswith("ssh://")  # through the ssh command, so that the user's own settings count
+    if not named.of_context:
+        return docker.from_env(timeout=CONNECT_SECONDS, use_ssh_client=by_ssh)
+    tls: TLSConfig | bool = False
+    if named.certificates is not None:
+        ca, cert, key = (str(named.certificates / name) for name in ("ca.pem", "cert.pem", "key.pem"))
+        pair = (cert, key) if Path(cert).is_file() and Path(key).is_file() else None
+        tls = TLSConfig(client_cert=pair, ca_cert=ca if Path(ca).is_file() else None, verify=not named.unverified)
+    return docker.DockerClient(base_url=named.host, tls=tls, timeout=CONNECT_SECONDS, use_ssh_client=by_ssh)
