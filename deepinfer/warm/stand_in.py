@@ -93,7 +93,7 @@ class _Utils(_NoUtils):
 def provide_cuda(folder: Path) -> None:
     """Make libcuda.so.1 known to Triton and to this process's loader: this machine's, or a stand-in made in `folder`.
 
-    Raises NoModulesError if there is no compiler, or it fails.
+    Raises NoModulesError if there is no compiler, it fails, or `folder` allows no programs.
     """
     from triton import knobs
 
@@ -102,7 +102,10 @@ def provide_cuda(folder: Path) -> None:
     except OSError:
         library = _make_library(folder)
         # A module that NEEDS libcuda.so.1 gets the one of that name which is there already.
-        ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+        try:
+            ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+        except OSError as problem:  # a temporary folder that is mounted noexec, as `docker run --tmpfs /tmp` does
+            raise NoModulesError(f"a library in the temporary folder cannot be loaded: {problem}") from problem
         knobs.nvidia.libcuda_path = str(folder)
 
 
