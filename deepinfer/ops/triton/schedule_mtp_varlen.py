@@ -53,12 +53,12 @@ def _seqlens_q_by_confidence(
     before = tl.zeros((SEQUENCES * STEPS, CHUNK), tl.int32)
     for start in range(0, r, CHUNK):
         other = start + tl.arange(0, CHUNK)
-        source = tl.load(remap + other, mask=other < r, other=-1)
-        known = (source >= 0) & (source < rp)
-        product = tl.full((CHUNK,), 1.0, tl.float32)
+        origin = tl.load(remap + other, mask=other < r, other=-1)
+        met = (origin >= 0) & (origin < rp)
+        running = tl.full((CHUNK,), 1.0, tl.float32)
         for index in tl.static_range(NEXTN):
-            product = _times(product, rates, source, known, index, NEXTN)
-            value = _number(product)[None, :]
+            running = _times(running, rates, origin, met, index, NEXTN)
+            value = _number(running)[None, :]
             earlier = (other * NEXTN + index)[None, :] < place
             ahead = (value > own) | ((value == own) & earlier)
             before += (ahead & (other < r)[None, :]).to(tl.int32)
