@@ -82,7 +82,6 @@ class TargetPlan:
             "base": self.base_kind,
             "expected": self.inspection is None,
             "complete": self.complete,
-            "warm": self.warm,
             "facts": dict(self.facts),
             "image_key": self.image_key,
             "cells": [

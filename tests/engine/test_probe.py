@@ -12,7 +12,7 @@ import torch
 import triton
 
 from build.triton_versions import triton_dir
-from deepinfer.probe import run_probe
+from deepinfer.probe import as_text, run_probe
 from deepinfer.probe.checks import CHECKS
 from deepinfer.probe.children import CHECK_NAMES, report_of
 
@@ -133,6 +133,25 @@ def test_a_crash_on_the_gpu_is_a_failed_run_and_no_failed_compile() -> None:
     assert [check.ran.ok for check in report.checks] == [True, False, None, None, None, None, None]
     assert report.checks[1].ran.reason == "killed by SIGSEGV (while running the check 'dot')"
     assert not report.ok
+
+
+def test_what_the_run_found_in_the_cache_is_told() -> None:
+    compiled = {"ok": True, "reason": "", "ptx_target": "sm_90a", "ptx_version": "8.7", "cubin_bytes": 9}
+    events = [
+        {"start": {"triton": "3.7.1", "torch": "2.13.0", "device": "NVIDIA H200 (sm_90)"}},
+        *({"done": ["compiled", name, compiled]} for name in CHECK_NAMES),
+        *({"done": ["ran", name, {"ok": True, "reason": ""}]} for name in CHECK_NAMES),
+        {"cache": {"kernels": {"compiled": 2, "found": 7}, "modules": {"compiled": 0, "found": 6}}},
+        {"end": True},
+    ]
+    report = report_of(events, "", "")
+    assert report.ok
+    assert report.to_json()["cache"] == {
+        "kernels": {"compiled": 2, "found": 7},
+        "modules": {"compiled": 0, "found": 6},
+    }
+    assert "Triton's cache had: kernels 2 new, 7 found; modules 0 new, 6 found" in as_text(report)
+    assert report_of(events[:-2] + events[-1:], "", "").to_json()["cache"] is None
 
 
 def test_a_hang_is_ended_and_named(tmp_path: Path) -> None:
