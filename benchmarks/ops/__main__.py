@@ -1,0 +1,146 @@
+"""Command line of the kernels' benchmarks."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from benchmarks.ops import dry, run, table
+from benchmarks.ops.entries import entries
+from benchmarks.ops.facts import ROOT
+from benchmarks.ops.plan import Column, Order
+from deepinfer.errors import DeepInferError, UsageError
+from deepinfer.ops.ab.selection import factories
+from deepinfer.ops.command import Parser, exit_code
+
+UPSTREAM = "deepinfer.model_executor.layers.tilelang_ops.ops"
+SHARES = {"triton": 4.0, "reference": 1.5, "compiled": 2.0, "upstream": 2.0}
+"""How the time is shared between columns; another Triton counts as "triton" by half."""
+EXAMPLES = """examples:
+  python -m benchmarks.ops --dry-run                          build every call and run the reference, on a CPU
+  python -m benchmarks.ops norm 'gather*' --rows 64,16384     some families or kernels
+  python -m benchmarks.ops --triton T351 --triton T371 --upstream UP --seconds 540 --out results
+                                                              all there is, in less than ten minutes
+Run it from the project's root. A run that is killed keeps what it has measured: OUT/*.jsonl, and after each column
+OUT/results.json, OUT/table.md and OUT/fraction.svg (or .png). A missed bar is shown and is no failure."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Measure, print the table, and return the exit code."""
+    parser = _parser()
+    try:
+        given = parser.parse_args(argv)
+    except SystemExit as done:  # --help
+        return int(done.code or 0)
+    chosen = factories(given.names)
+    if given.dry_run:
+        return _dry(chosen, as_json=given.json)
+    if given.device == "cuda" and not torch.cuda.is_available():
+        raise DeepInferError(
+            "PyTorch sees no GPU", next_step="python -m benchmarks.ops --dry-run, or a machine with a GPU"
+        )
+    if not Path("benchmarks/ops").resolve().is_relative_to(ROOT):
+        raise UsageError("this is not the project's root", next_step=f"cd {ROOT}")
+    order = Order(Column("", ""), chosen, given.rows, given.device, "", str(given.cache or ""))
+    found = run.run(
+        _columns(given), order, given.out, lambda text: print(text, file=sys.stderr, flush=True), list(argv)
+    )
+    print(json.dumps(found) if given.json else table.markdown(found))
+    return 0
+
+
+def _columns(given: argparse.Namespace) -> list[Column]:
+    """Ours first, then what is beside it; each with its share of the time."""
+    found = [(Column("triton", "triton"), SHARES["triton"])]
+    wanted = given.columns.split(",") if given.columns else []
+    if unknown := sorted(set(wanted) - {"reference", "compiled"}):
+        raise UsageError(f"--columns has no {unknown[0]!r}", next_step="use reference, compiled, both or ''")
+    found += [(Column(kind, kind), SHARES[kind]) for kind in ("reference", "compiled") if kind in wanted]
+    for path in given.triton:
+        found.append((Column(f"triton in {_folder(path).name}", "triton", str(_folder(path))), SHARES["triton"] / 2))
+    if given.upstream:
+        path = str(_folder(given.upstream))
+        found.append((Column("upstream", "upstream", path, given.upstream_module), SHARES["upstream"]))
+    labels = [column.label for column, _ in found]
+    if len(set(labels)) < len(labels):
+        raise UsageError("two folders of --triton have one name", next_step="give them different names")
+    total = sum(share for _, share in found)
+    return [
+        Column(one.label, one.kind, one.path, one.module, max(given.seconds * share / total - run.START, 1.0))
+        for one, share in found
+    ]
+
+
+def _folder(path: Path) -> Path:
+    if not path.is_dir():
+        raise UsageError(f"{path} is no folder", next_step="name the folder that goes on PYTHONPATH")
+    return path.resolve()
+
+
+def _dry(chosen: Sequence[str], *, as_json: bool) -> int:
+    rows = []
+    for key, problem in dry.check(entries(chosen)):
+        rows.append({"key": key, "problem": problem})
+        print(f"{'ok   ' if not problem else 'WRONG'} {key} {problem}".rstrip(), file=sys.stderr, flush=True)
+    wrong = sum(bool(row["problem"]) for row in rows)
+    if as_json:
+        print(json.dumps({"rows": rows}))
+    else:
+        print(f"{len(rows) - wrong} of {len(rows)} calls accepted")
+    return 1 if wrong else 0
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="python -m benchmarks.ops",
+        description="Measure the kernels at the shapes of the real model.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("names", nargs="*", metavar="NAME", help="families or kernels; globs (default: all)")
+    add("--rows", type=_rows, default=(), metavar="N,N", help="only these numbers of rows (default: all there are)")
+    add("--columns", default="reference,compiled", metavar="KIND,KIND",
+        help="what is measured beside Triton: reference, compiled (torch.compile of it); '' for neither")  # fmt: skip
+    add("--triton", action="append", type=Path, default=[], metavar="DIR",
+        help="another Triton, unpacked in DIR, as a column of its own; may be repeated")  # fmt: skip
+    add("--upstream", type=Path, metavar="DIR", help="upstream's package in DIR, as a column of its own")
+    add("--upstream-module", default=UPSTREAM, metavar="MODULE", help=f"its module of factories (default: {UPSTREAM})")
+    add("--seconds", type=_seconds, default=540.0, metavar="N", help="for all columns together (default: 540)")
+    add("--out", type=Path, default=ROOT / "benchmarks" / "results" / "ops", metavar="DIR", help="folder for results")
+    add(
+        "--cache", type=Path, metavar="DIR", help="Triton's caches, kept; compiled kernels then cost no time to compile"
+    )
+    add("--device", default="cuda", choices=("cuda", "cpu"), help="cpu: the interpreter or the reference, for tests")
+    add("--dry-run", action="store_true", help="few rows on a CPU, the reference only, nothing is measured")
+    add("--json", action="store_true", help="print JSON alone on stdout")
+    return parser
+
+
+def _rows(text: str) -> tuple[int, ...]:
+    try:
+        found = tuple(int(one) for one in text.split(","))
+    except ValueError:
+        found = ()
+    if not found or min(found) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers above 0, as in 64,16384")
+    return found
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 1 <= seconds <= 1e5:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 1 on")
+    return seconds
+
+
+if __name__ == "__main__":
+    sys.exit(exit_code(lambda: main(sys.argv[1:])))

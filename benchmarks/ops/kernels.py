@@ -1,0 +1,102 @@
+"""How each kind of column comes to its kernels, and what is counted while Triton compiles."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.ops.plan import Column
+from deepinfer.ops import dispatch
+from deepinfer.ops.case import Call
+from deepinfer.ops.formats import KVCacheFormat
+
+Kernel = Callable[..., Any]
+Obtain = Callable[[str, Call], Kernel]
+"""(factory's name, call) -> the kernel for the call's parameters."""
+
+
+def obtain(column: Column) -> Obtain:
+    """The column's kernels. Raises ImportError where upstream's module cannot be imported."""
+    if column.kind == "upstream":
+        return _upstream(column.path, column.module)
+    backend = "reference" if column.kind == "compiled" else column.kind
+
+    def kernel(factory: str, call: Call) -> Kernel:
+        with dispatch.using(dispatch.Settings(backend, strict=True)):
+            found = dispatch.factory(factory)(*call.parameters, **call.named)
+        if column.kind != "compiled":
+            return found
+        torch._dynamo.reset()
+        return torch.compile(found)  # type: ignore[no-any-return]
+
+    return kernel
+
+
+def _upstream(path: str, module: str) -> Obtain:
+    """Factories of a package that is also called deepinfer: ours stays in use here under no name."""
+    for name in [one for one in sys.modules if one.partition(".")[0] == "deepinfer"]:
+        del sys.modules[name]
+    sys.path.insert(0, path)
+    importlib.invalidate_caches()
+    found = importlib.import_module(module)
+    source = Path(str(getattr(found, "__file__", ""))).resolve()
+    if Path(path).resolve() not in source.parents:
+        raise ImportError(f"{module} comes from {source}, not from {path}")
+
+    def kernel(factory: str, call: Call) -> Kernel:
+        parameters = [_translated(one, found) for one in call.parameters]
+        named = {name: _translated(one, found) for name, one in call.named.items()}
+        return getattr(found, factory)(*parameters, **named)  # type: ignore[no-any-return]
+
+    return kernel
+
+
+def _translated(value: Any, module: Any) -> Any:
+    """Our cache formats as upstream's, whose class has the same fields."""
+    if not isinstance(value, KVCacheFormat):
+        return value
+    holder = module
+    if not hasattr(holder, "KVCacheFormat"):
+        holder = importlib.import_module(f"{module.__name__.rpartition('.')[0]}.cache_common")
+    return holder.KVCacheFormat(**dataclasses.asdict(value))
+
+
+@dataclass
+class Compiled:
+    """What Triton compiled meanwhile. seconds: in its compiler. variants: hashes, those found in a cache too."""
+
+    seconds: float = 0.0
+    variants: set[str] = dataclasses.field(default_factory=set)
+
+
+@contextlib.contextmanager
+def watching() -> Iterator[Compiled]:
+    """Count what Triton compiles within the block; nothing where there is no Triton."""
+    compiled = Compiled()
+    try:
+        from triton import knobs
+    except ImportError:
+        yield compiled
+        return
+    before: Any = knobs.compilation.listener
+
+    def listen(*, cache_hit: bool, **told: Any) -> None:
+        compiled.variants.add(str(told["metadata"].get("hash", len(compiled.variants))))
+        if not cache_hit:
+            compiled.seconds += told["times"].total / 1e6
+        if before is not None:
+            before(cache_hit=cache_hit, **told)
+
+    knobs.compilation.listener = listen
+    try:
+        yield compiled
+    finally:
+        knobs.compilation.listener = before

@@ -1,0 +1,136 @@
+"""From the columns' lines to one document: fractions of the copy, comparisons, bars."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.ops.entry import Entry
+
+SCHEMA = 1
+COPY_BAR, COPY_BYTES = 0.80, 64 * 10**6
+"""What memory-bound kernels reach of the copy, from this much traffic on."""
+METADATA_BAR, METADATA_ROWS = 10e-6, 256
+SAMPLE_ENTRY = "fused_sample_tl/top-p-0.95-top-k-128"
+SAMPLE_BARS = {64: 0.20e-3, 256: 0.6e-3}
+UPSTREAM_BAR = 1.10
+VARIANTS_BAR = 8
+Row = dict[str, Any]
+
+
+def read(file: Path) -> list[Row]:
+    """The lines of a column. A last line that was cut off is left out."""
+    if not file.exists():
+        return []
+    found = []
+    for line in file.read_text(encoding="utf-8").splitlines():
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            continue
+    return found
+
+
+def unfinished(lines: Iterable[Row]) -> str:
+    """The workload that was begun and not ended: what a process crashed in; '' for none."""
+    begun = ""
+    for line in lines:
+        if line["kind"] == "begun":
+            begun = line["key"]
+        elif line["kind"] == "row":
+            begun = ""
+    return begun
+
+
+def column(label: str, kind: str, lines: Sequence[Row], problem: str = "") -> tuple[Row, list[Row]]:
+    """A column's own facts, and its rows with the fraction of its own copy."""
+    facts = next((line for line in lines if line["kind"] == "facts"), {})
+    copies = [line["bytes_per_second"] for line in lines if line["kind"] == "copy"]
+    copy = max(copies, default=0.0)
+    rows = []
+    for line in lines:
+        if line["kind"] == "row":
+            rows.append({**{name: value for name, value in line.items() if name != "kind"}, "column": label})
+            if not line["problem"]:
+                speed = line["moved_bytes"] / line["seconds"]
+                rows[-1] |= {"bytes_per_second": speed, "fraction": speed / copy if copy else 0.0}
+    own = {name: value for name, value in facts.items() if name != "kind"}
+    ends = [line for line in lines if line["kind"] == "end"]
+    left = ends[-1]["planned"] - ends[-1]["reached"] if ends else None
+    return {"column": label, "kind": kind, "copy_bytes_per_second": copy, "problem": problem, "not_reached": left,
+            **own}, rows  # fmt: skip
+
+
+def document(columns: Sequence[Row], rows: Sequence[Row], entries: Sequence[Entry], command: Sequence[str]) -> Row:
+    """All of it, JSON-able. The first column is the one that the bars are about."""
+    main = columns[0] if columns else {}
+    named = ("date", "device", "driver", "torch", "triton", "ptxas", "cuda", "commit", "python", "cache_bytes")
+    return {
+        "schema": SCHEMA,
+        **{name: main.get(name, "") for name in named},
+        "copy_bytes_per_second": main.get("copy_bytes_per_second", 0.0),
+        "command": list(command),
+        "columns": list(columns),
+        "rows": list(rows),
+        "variants": variants(rows),
+        "bars": bars(columns, rows, entries),
+    }
+
+
+def variants(rows: Sequence[Row]) -> dict[str, dict[str, dict[str, float]]]:
+    """column -> factory -> how many variants its kernels had over all rows, and the seconds in Triton's compiler."""
+    hashes: dict[str, dict[str, set[str]]] = {}
+    seconds: dict[str, dict[str, float]] = {}
+    for row in rows:
+        if not row["problem"]:
+            hashes.setdefault(row["column"], {}).setdefault(row["factory"], set()).update(row["variants"])
+            own = seconds.setdefault(row["column"], {})
+            own[row["factory"]] = own.get(row["factory"], 0.0) + row["compile_seconds"]
+    return {
+        name: {one: {"variants": len(found), "compile_seconds": seconds[name][one]} for one, found in own.items()}
+        for name, own in hashes.items()
+    }
+
+
+def bars(columns: Sequence[Row], rows: Sequence[Row], entries: Sequence[Entry]) -> list[Row]:
+    """What the kernels should reach, and whether the first column does."""
+    if not columns:
+        return []
+    main = columns[0]["column"]
+    kinds = {one["column"]: one["kind"] for one in columns}
+    known = {entry.key: entry for entry in entries}
+    by_column: dict[str, dict[str, Row]] = {}
+    for row in rows:
+        if not row["problem"]:
+            by_column.setdefault(row["column"], {})[row["key"]] = row
+    found: list[Row] = []
+    for key, row in by_column.get(main, {}).items():
+        name = f"{row['factory']}/{row['entry']}"
+        found += _own_bars(key, name, row, known.get(name))
+        for other, kind in kinds.items():
+            beside = by_column.get(other, {}).get(key)
+            if beside and kind in ("reference", "upstream"):
+                limit = beside["seconds"] * (UPSTREAM_BAR if kind == "upstream" else 1.0)
+                found.append(_bar(f"no slower than {other}", key, row["seconds"], limit, "s"))
+    for factory, own in variants(rows).get(main, {}).items():
+        if own["variants"]:  # per factory: its kernels together may have a few more than one kernel alone
+            found.append(_bar("compiled variants", factory, own["variants"], VARIANTS_BAR, ""))
+    return found
+
+
+def _own_bars(key: str, name: str, row: Mapping[str, Any], entry: Entry | None) -> list[Row]:
+    found = []
+    if entry and entry.copy_bound and row["moved_bytes"] >= COPY_BYTES:
+        found.append({**_bar("fraction of the copy", key, row["fraction"], COPY_BAR, ""),
+                      "kept": row["fraction"] >= COPY_BAR})  # fmt: skip
+    if entry and entry.metadata and row["rows"] == METADATA_ROWS:
+        found.append(_bar("decode metadata", key, row["seconds"], METADATA_BAR, "s"))
+    if name == SAMPLE_ENTRY and row["rows"] in SAMPLE_BARS:
+        found.append(_bar("sampling", key, row["seconds"], SAMPLE_BARS[row["rows"]], "s"))
+    return found
+
+
+def _bar(bar: str, key: str, value: float, limit: float, unit: str) -> Row:
+    return {"bar": bar, "key": key, "value": value, "limit": limit, "unit": unit, "kept": value <= limit}

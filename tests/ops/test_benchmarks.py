@@ -1,0 +1,326 @@
+"""`python -m benchmarks.ops`: what can be known of it without a GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.ops import column, dry, plan, plot, results, table, timing
+from benchmarks.ops.__main__ import main
+from benchmarks.ops.entries import entries
+from benchmarks.ops.entry import Entry, Inputs, footprint, reads, work, writes
+from benchmarks.ops.kernels import obtain
+from benchmarks.ops.plan import Column, Order
+from deepinfer.errors import DeepInferError, UsageError
+from deepinfer.ops.names import FAMILY_OF
+
+ROOT = Path(__file__).resolve().parents[2]
+ENTRIES = entries(list(FAMILY_OF))
+KEYS = {"device", "driver", "torch", "triton", "ptxas", "commit", "copy_bytes_per_second", "columns", "rows", "bars"}
+
+
+def test_every_factory_has_entries() -> None:
+    assert {one.factory for one in ENTRIES} == set(FAMILY_OF)
+    assert all({1, 8} <= set(one.rows) for one in ENTRIES)
+    with pytest.raises(ValueError, match="no entry measures nothing_tl"):
+        entries(["nothing_tl"])
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda one: one.key)
+def test_dry_run(entry: Entry) -> None:
+    """The kernels accept the call, on the reference backend, and it writes its outputs."""
+    assert [problem for _, problem in dry.check([entry])] == ["", ""]
+
+
+def test_dry_run_finds_what_is_wrong() -> None:
+    def inert(rows: int, inputs: Inputs) -> object:
+        index = inputs.empty(0)
+        return work(
+            reads(x=inputs.normal(4, 8), index=index) + writes(y=inputs.normal(1, 8)),
+            (8, torch.bfloat16, index.dtype, 8),
+        )
+
+    def moves_too_much(rows: int, inputs: Inputs) -> object:
+        x, y = inputs.normal(4, 8), inputs.empty(1, 8, dtype=torch.bfloat16)
+        return work(reads(x=x, index=inputs.range(1)) + writes(y=y), (8, y.dtype, torch.int32, 8), moved=10**9)
+
+    def refused(rows: int, inputs: Inputs) -> object:
+        raise TypeError("no such thing")
+
+    found = [list(dry.check([Entry("gather_tl", "x", make)]))[0][1] for make in (inert, moves_too_much, refused)]  # type: ignore[arg-type]
+    assert (
+        "moved" not in found[0] and found[0] and "bytes to move" in found[1] and found[2] == "TypeError: no such thing"
+    )
+
+
+def test_moved_bytes_by_hand() -> None:
+    by_key = {one.key: one for one in ENTRIES}
+
+    def moved(key: str, rows: int) -> int:
+        return by_key[key].make(rows, Inputs("cpu")).moved
+
+    assert moved("gather_tl/embedding", 3) == 3 * (2 * 10240 + 4)
+    assert moved("norm_tl/hidden", 2) == 2 * 2 * 10240 + 10240
+    assert moved("expand_swa_index_tl/prefill", 5) == 5 * (16 + 512)
+    assert moved("random_sampling_tl/full", 2) == 2 * 129280 * 4
+    assert moved("store_kv_cache_tl/swa", 4) == 4 * (1024 + 4 + 528)
+    assert moved("load_paged_kv_cache_tl/fp8", 130) == 130 * (1024 + 528) + 2 * 16
+
+
+class Scripted:
+    """A clock on which every call takes what the test says."""
+
+    def __init__(self, per_call: float, graphs: bool) -> None:
+        self.per_call, self.graphs, self.calls, self.replays = per_call, graphs, 0, 0
+
+    def call(self) -> None:
+        self.calls += 1
+
+    def seconds(self, batch: timing.Batch) -> float:
+        before = self.calls
+        batch()
+        return (self.calls - before) * self.per_call
+
+    def captured(self, batch: timing.Batch) -> timing.Batch:
+        if not self.graphs:
+            raise timing.CannotCapture("no")
+        before = self.calls
+        batch()
+        self.replays = self.calls - before
+        return batch
+
+
+@pytest.mark.parametrize(
+    ("per_call", "graphs", "how"), [(5e-6, True, "graph"), (5e-6, False, "stream"), (5e-3, True, "stream")]
+)
+def test_measure(per_call: float, graphs: bool, how: str) -> None:
+    clock = Scripted(per_call, graphs)
+    found = timing.measure(clock, [clock.call] * 8, 0.5, budget=0.02)
+    assert found.seconds == pytest.approx(per_call) and found.best == pytest.approx(per_call)
+    assert found.how == how and found.first_seconds == 0.5
+    assert timing.LEAST_SAMPLES <= found.samples <= timing.MOST_SAMPLES
+    if how == "graph":
+        assert clock.replays == 200, "a batch takes a millisecond: whole rounds over the buffers"
+
+
+def test_slow_call_is_measured_once() -> None:
+    clock = Scripted(2.0, True)
+    found = timing.measure(clock, [clock.call] * 3, 2.0)
+    assert (found.how, found.samples, found.seconds, clock.calls) == ("once", 1, 2.0, 1)
+
+
+@pytest.mark.parametrize(
+    ("moved", "footprint", "expected"),
+    [
+        (10**6, 10**6, 100),
+        (10**3, 10**3, timing.MOST_COPIES),
+        (10**9, 10**9, 2),
+        (10**6, 10**9, 5),
+        (10**9, 10**11, 1),
+    ],
+)
+def test_copies_exceed_the_cache(moved: int, footprint: int, expected: int) -> None:
+    assert timing.copies(moved, footprint, 50 * 10**6, 5 * 10**9) == min(expected, timing.MOST_COPIES)
+
+
+def test_most_telling_rows_come_first() -> None:
+    two = [Entry("gather_tl", name, lambda *_: None, (1, 256, 16384)) for name in "ab"]  # type: ignore[arg-type,return-value]
+    found = [(entry.name, rows) for entry, rows in plan.workloads(two, (), "triton")]
+    assert found == [("a", 256), ("b", 256), ("a", 16384), ("b", 16384), ("a", 1), ("b", 1)]
+    assert [rows for _, rows in plan.workloads(two, (), "compiled")] == [256, 256, 16384, 16384]
+    assert [rows for _, rows in plan.workloads(two, (1, 7), "triton")] == [1, 1]
+
+
+def order(tmp_path: Path, **changed: object) -> Order:
+    fields = {"column": Column("reference", "reference"), "factories": ["expand_swa_index_tl", "gather_tl"],
+              "rows": (1, 8), "device": "cpu", "file": str(tmp_path / "r.jsonl"), "cache": ""}  # fmt: skip
+    return Order(**{**fields, **changed})  # type: ignore[arg-type]
+
+
+def test_column_on_a_cpu(tmp_path: Path) -> None:
+    one = order(tmp_path, done=["gather_tl/embedding@8"])
+    assert Order.from_json(one.to_json()) == Order(**{**vars(one), "factories": [*one.factories], "rows": [*one.rows]})
+    column.main(one)
+    lines = results.read(Path(one.file))
+    assert [line["kind"] for line in lines] == ["facts", "copy", *["begun", "row"] * 3, "end"]
+    assert all(line["problem"] == "" and line["seconds"] > 0 for line in lines if line["kind"] == "row")
+    assert lines[-1] == {"kind": "end", "reached": 3, "planned": 3}
+    head, rows = results.column("reference", "reference", lines)
+    assert head["copy_bytes_per_second"] > 0 and head["not_reached"] == 0
+    for row in rows:
+        assert row["bytes_per_second"] == pytest.approx(row["moved_bytes"] / row["seconds"])
+        assert row["fraction"] == pytest.approx(row["bytes_per_second"] / head["copy_bytes_per_second"])
+
+
+def test_column_tells_what_failed_and_what_was_not_reached(tmp_path: Path) -> None:
+    failed = order(tmp_path, column=Column("triton", "triton"), factories=["gather_tl"], rows=(1,))
+    column.main(failed)  # a compiled kernel on a CPU
+    rows = [line for line in results.read(Path(failed.file)) if line["kind"] == "row"]
+    assert len(rows) == 1 and rows[0]["problem"]
+    late = order(tmp_path, column=Column("reference", "reference", seconds=0.0), file=str(tmp_path / "late.jsonl"))
+    column.main(late)
+    lines = results.read(Path(late.file))
+    assert lines[-1] == {"kind": "end", "reached": 0, "planned": 4}
+    assert results.column("r", "reference", lines)[0]["not_reached"] == 4
+
+
+def test_cut_off_lines_and_crashes(tmp_path: Path) -> None:
+    file = tmp_path / "x.jsonl"
+    file.write_text(
+        '{"kind": "begun", "key": "a@1"}\n{"kind": "row", "key": "a@1"}\n{"kind": "begun", "key": "b@1"}\n{"ki'
+    )
+    lines = results.read(file)
+    assert len(lines) == 3 and results.unfinished(lines) == "b@1" and results.unfinished(lines[:2]) == ""
+    assert results.read(tmp_path / "none") == []
+
+
+def row(name: str, factory: str, entry: str, rows: int, seconds: float, moved: int, **more: object) -> dict:
+    return {"column": name, "key": f"{factory}/{entry}@{rows}", "family": FAMILY_OF[factory], "factory": factory,
+            "entry": entry, "rows": rows, "problem": "", "seconds": seconds, "moved_bytes": moved,
+            "bytes_per_second": moved / seconds, "fraction": moved / seconds / 4e12, "how": "graph", "samples": 5,
+            "best_seconds": seconds, "buffers": 2, "beyond_cache": True, "first_seconds": 1.0,
+            "compile_seconds": 0.5, "variants": ["v"], **more}  # fmt: skip
+
+
+def head(name: str, kind: str) -> dict:
+    return {"column": name, "kind": kind, "copy_bytes_per_second": 4e12, "problem": "", "not_reached": 0,
+            "device": "a <GPU>", "driver": "580", "torch": "2", "triton": "3", "ptxas": "12", "commit": "abc",
+            "date": "today"}  # fmt: skip
+
+
+MEASURED = [
+    row("triton", "gather_tl", "embedding", 16384, 100e-6, 10**8),  # a quarter of the copy
+    row("triton", "norm_tl", "hidden", 16384, 28e-6, 10**8),
+    row("triton", "norm_tl", "hidden", 1, 1e-6, 100),
+    row("triton", "expand_sampling_params_tl", "decode", 256, 12e-6, 1000),
+    row("triton", "fused_sample_tl", "top-p-0.95-top-k-128", 64, 0.25e-3, 10**7),
+    row("triton", "fused_sample_tl", "top-p-0.95-top-k-128", 256, 0.5e-3, 10**8),
+    row("reference", "gather_tl", "embedding", 16384, 90e-6, 10**8, how="stream", variants=[]),
+    row("upstream", "norm_tl", "hidden", 16384, 26e-6, 10**8, variants=[], beyond_cache=False),
+    {**row("upstream", "gather_tl", "embedding", 16384, 1.0, 1), "problem": "RuntimeError: no"},
+]
+COLUMNS = [head("triton", "triton"), head("reference", "reference"), head("upstream", "upstream")]
+
+
+def test_bars() -> None:
+    found = {(bar["bar"], bar["key"]): bar["kept"] for bar in results.bars(COLUMNS, MEASURED, ENTRIES)}
+    gather, norm = "gather_tl/embedding@16384", "norm_tl/hidden@16384"
+    assert found["fraction of the copy", gather] is False and found["fraction of the copy", norm] is True
+    assert ("fraction of the copy", "norm_tl/hidden@1") not in found
+    assert found["decode metadata", "expand_sampling_params_tl/decode@256"] is False
+    assert found["sampling", "fused_sample_tl/top-p-0.95-top-k-128@64"] is False
+    assert found["sampling", "fused_sample_tl/top-p-0.95-top-k-128@256"] is True
+    assert found["no slower than reference", gather] is False
+    assert found["no slower than upstream", norm] is True, "8 % slower is within 10 %"
+    assert ("no slower than upstream", gather) not in found
+    assert found["compiled variants", "norm_tl"] is True
+    assert results.bars([], [], ENTRIES) == []
+
+
+def test_document_and_table() -> None:
+    found = json.loads(json.dumps(results.document(COLUMNS, MEASURED, ENTRIES, ["--rows", "1"])))
+    assert found["schema"] == results.SCHEMA and set(found) >= KEYS
+    assert found["variants"]["triton"]["norm_tl"] == {"variants": 1, "compile_seconds": 1.0}
+    text = table.markdown(found)
+    assert "| gather | embedding | 16384 | 100 | 100 g | 1,000 | 0.25 | 90.0 s | failed |" in text
+    assert "| norm | hidden | 1 | 0.0001 | 1.00 g | 0 | 0.00 | - | - |" in text
+    assert "| norm | hidden | 16384 | 100 | 28.0 g | 3,571 | 0.89 | - | 26.0 g* |" in text
+    assert "- upstream, gather_tl/embedding@16384: RuntimeError: no" in text
+    assert "| gather_tl/embedding@16384 | fraction of the copy | 0.25 | 0.8 |" in text
+    assert "4.00 TB/s" in text and "driver 580" in text
+
+
+def test_plot(tmp_path: Path) -> None:
+    found = results.document(COLUMNS, MEASURED, ENTRIES, [])
+    assert [name for name, _ in plot.bars(found)] == [
+        "norm_tl/hidden@16384", "gather_tl/embedding@16384", "fused_sample_tl/top-p-0.95-top-k-128@256"
+    ]  # fmt: skip
+    drawn = plot.svg(plot.bars(found), "<title>")
+    assert drawn.startswith("<svg") and drawn.endswith("</svg>\n") and "&lt;title&gt;" in drawn
+    assert drawn.count("<rect") == 4 and "0.89" in drawn
+    assert plot.draw(found, tmp_path).stat().st_size > 0
+    assert plot.svg([], "empty").count("<rect") == 1
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Iterator[Path]:
+    """A package called as ours, with one factory, as upstream's is."""
+    (tmp_path / "deepinfer").mkdir()
+    (tmp_path / "deepinfer" / "__init__.py").write_text("")
+    (tmp_path / "deepinfer" / "kernels.py").write_text(
+        "def gather_tl(*parameters):\n    return lambda x, index, y: y.fill_(7)\n"
+        "class KVCacheFormat:\n    def __init__(self, **fields): self.fields = fields\n"
+        "def store_kv_cache_tl(layout, block_size, *strides):\n    assert layout.fields['quantized_elements'] == 512\n"
+        "    return lambda *arguments: None\n"
+    )
+    yield tmp_path
+
+
+def test_upstream_in_a_process_of_its_own(tmp_path: Path, package: Path) -> None:
+    one = Order(Column("upstream", "upstream", str(package), "deepinfer.kernels"),
+                ["gather_tl", "store_kv_cache_tl", "norm_tl"], (1,), "cpu", str(tmp_path / "u.jsonl"), "")  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.ops.column", one.to_json()],
+        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(package)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    rows = {line["key"]: line["problem"] for line in results.read(Path(one.file)) if line["kind"] == "row"}
+    assert rows["gather_tl/embedding@1"] == rows["store_kv_cache_tl/swa@1"] == ""
+    assert "norm_tl" in rows["norm_tl/hidden@1"]
+
+
+def test_whole_run_on_a_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Triton fails without a GPU, the reference does not; what was measured is in the files."""
+    words = ["swa_index", "--rows", "1", "--device", "cpu", "--columns", "reference", "--out", str(tmp_path), "--json"]
+    assert main([*words, "--seconds", "60"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found == json.loads((tmp_path / "results.json").read_text()) and set(found) >= KEYS
+    assert [(one["column"], bool(one["problem"])) for one in found["rows"]] == [("triton", True), ("reference", False)]
+    assert "expand_swa_index" in (tmp_path / "table.md").read_text()
+    assert (tmp_path / "reference.jsonl").exists() and list(tmp_path.glob("fraction.*"))
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "text"),
+    [
+        (["nothing"], UsageError, "no family and no kernel is called 'nothing'"),
+        (["--rows", "0"], UsageError, "no list of numbers above 0"),
+        (["--seconds", "soon"], UsageError, "not a number of seconds"),
+        (["--device", "cpu", "--columns", "fast"], UsageError, "--columns has no 'fast'"),
+        (["--device", "cpu", "--triton", "/no/such"], UsageError, "/no/such is no folder"),
+        (["--device", "cpu", "--upstream", "/no/such"], UsageError, "/no/such is no folder"),
+    ],
+)
+def test_refused(words: list[str], error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        main(words)
+
+
+def test_no_gpu_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(DeepInferError, match="PyTorch sees no GPU"):
+        main(["gather"])
+
+
+@pytest.mark.gpu
+def test_measures_on_a_gpu(tmp_path: Path) -> None:
+    one = order(tmp_path, column=Column("triton", "triton"), factories=["gather_tl"], rows=(8, 16384), device="cuda")
+    column.main(one)
+    lines = results.read(Path(one.file))
+    rows = {line["rows"]: line for line in lines if line["kind"] == "row"}
+    assert all(row["problem"] == "" for row in rows.values())
+    assert rows[8]["how"] == "graph" and rows[8]["variants"]
+    assert 0.2 < results.column("t", "triton", lines)[1][0]["fraction"] < 1.5
+
+
+def test_buffers_are_counted_once() -> None:
+    one = Inputs("cpu").normal(4, 8)
+    assert footprint(work(reads(x=one, again=one[1:])).call) == 64
+    assert obtain(Column("r", "reference"))("gather_tl", entries(["gather_tl"])[0].make(1, Inputs("cpu")).call)
