@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from deepinfer.config import ModelConfig
-from deepinfer.errors import CheckpointError
+from deepinfer.errors import CheckpointError, DeepInferError
 from deepinfer.loading.inventory import OPTIONAL_PREFIXES, TensorSpec, inventory
 
 INDEX = "model.safetensors.index.json"
@@ -92,7 +91,7 @@ class Checkpoint:
         self.left.remove(name)
         place = self.places[name]
         if place.file not in self._files:
-            self._files[place.file] = self._stack.enter_context(safe_open(self.folder / place.file, "pt"))
+            self._files[place.file] = self._stack.enter_context(_library().safe_open(self.folder / place.file, "pt"))
         tensor: torch.Tensor = self._files[place.file].get_tensor(place.name)
         return tensor
 
@@ -103,6 +102,18 @@ class Checkpoint:
                 f"{len(self.left)} tensors of the checkpoint were not used: {_list(self.left)}",
                 cause="a fault of this program",
             )
+
+
+def _library() -> Any:
+    """The package safetensors, which only checkpoints need."""
+    try:
+        import safetensors
+    except ImportError as problem:
+        raise DeepInferError(
+            f"checkpoints cannot be read: the package safetensors is absent ({problem})",
+            next_step="pip install safetensors, or --load-format dummy",
+        ) from problem
+    return safetensors
 
 
 def _index(folder: Path) -> dict[str, str]:
@@ -154,8 +165,9 @@ class _Found:
         return self.tensors[name][0].file if name in self.tensors else ""
 
     def _read(self, file: str) -> None:
+        library = _library()
         try:
-            with safe_open(self.folder / file, "pt") as opened:
+            with library.safe_open(self.folder / file, "pt") as opened:
                 for name in opened.keys():  # noqa: SIM118  # it is no dictionary
                     part = opened.get_slice(name)
                     dtype = _DTYPES.get(part.get_dtype())
@@ -163,7 +175,7 @@ class _Found:
                     if _plain(name) in self.tensors:
                         self.twice.append(_plain(name))
                     self.tensors[_plain(name)] = (Place(file, name), what)
-        except (OSError, SafetensorError) as problem:
+        except (OSError, library.SafetensorError) as problem:
             self.unread.add(file)
             reason = "is missing" if isinstance(problem, FileNotFoundError) else f"is damaged or cut off: {problem}"
             self.problems.append(f"{file} {reason}")

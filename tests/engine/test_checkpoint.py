@@ -19,6 +19,9 @@ from deepinfer.loading.dummy import dummy_tensors
 from deepinfer.loading.inventory import inventory
 from deepinfer.loading.tiny import write_tiny
 
+pytest.importorskip("safetensors", reason="safetensors is absent: no checkpoint can be read")
+pytest.importorskip("tokenizers", reason="tokenizers is absent: no tiny checkpoint can be written")
+
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:

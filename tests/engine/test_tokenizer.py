@@ -15,6 +15,8 @@ from deepinfer.loading.tiny import VOCABULARY, tiny_config
 from deepinfer.loading.tiny_tokenizer import write_tokenizer
 from deepinfer.tokenizer import BOS, EOS, Tokenizer
 
+pytest.importorskip("tokenizers", reason="tokenizers is absent: no text can be tokenised")
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
