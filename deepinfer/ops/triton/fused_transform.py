@@ -14,7 +14,7 @@ from deepinfer.ops.launch import cdiv, launch
 from deepinfer.ops.triton.quantize import decode, narrow, quantize, spread, widen
 from deepinfer.ops.triton.rms import reciprocal_root
 from deepinfer.ops.triton.rotary import hadamard, neox_partner, rotate_halves, rotate_neighbours
-from deepinfer.ops.triton.rows import levels, locate, tile
+from deepinfer.ops.triton.rows import levels, locate, one_a_row, tile
 from deepinfer.ops.triton.store_kv_cache import as_bytes, store_row_values
 
 
@@ -34,7 +34,8 @@ def _transform(
     BF16: tl.constexpr, QUANT: tl.constexpr, STORE: tl.constexpr, QUANT_TOKEN: tl.constexpr, SF_TOKEN: tl.constexpr,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, LEVELS: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
+    first = tl.program_id(0) * ROWS
+    row = first + tl.arange(0, ROWS)[:, None]
     column = tl.arange(0, WIDTH)[None, :]
     live = row < rows
     token = row // heads
@@ -48,7 +49,7 @@ def _transform(
     if BF16 == "norm":
         tl.store(to, narrow(w), mask=live)
     if ROPE:
-        position = tl.load(positions + token, mask=live, other=-1).to(tl.int64)
+        position = one_a_row(positions, first, rows, heads, ROWS).to(tl.int64)
         turned = (position >= 0) & (position < table_rows)
         cos_row, sin_row = cos + position * cos_stride, sin + position * sin_stride
         if NEOX:
@@ -72,7 +73,7 @@ def _transform(
             plain = decode(codes, FMT, ROWS, WIDTH) * spread(numbers, ROWS, WIDTH, GROUP)
             tl.store(to, narrow(plain), mask=live)
         if STORE:
-            slot = tl.load(slots + row, mask=live, other=-1)
+            slot = one_a_row(slots, first, rows, 1, ROWS)
             inside, block, place = locate(slot, live, end, block_size)
             store_row_values(codes, cache_quant, inside, block, place, quant_block, QUANT_TOKEN, codes.shape[1])
             store_row_values(scales, cache_sf, inside, block, place, sf_block, SF_TOKEN, WIDTH // GROUP)

@@ -27,6 +27,16 @@ def levels(columns: int) -> int:
 
 
 @triton.jit
+def one_a_row(pointer, first, rows, each, ROWS: tl.constexpr):
+    """pointer[row // each] for ROWS rows from `first` on, as [ROWS, 1]; -1 for rows from `rows` on.
+
+    Loaded as a vector: a load of [ROWS, 1] would be repeated for every register of the rows' tile.
+    """
+    row = first + tl.arange(0, ROWS)
+    return tl.load(pointer + row // each, mask=row < rows, other=-1)[:, None]
+
+
+@triton.jit
 def locate(slot, live, end, block_size):
     """Slots of a paged cache -> (whether they are in it, their block as int64, their place in the block).
 

@@ -12,7 +12,7 @@ from deepinfer.ops.dispatch import Kernel
 from deepinfer.ops.formats import KVCacheFormat
 from deepinfer.ops.launch import cdiv, launch
 from deepinfer.ops.triton.quantize import quantize, widen
-from deepinfer.ops.triton.rows import locate, tile
+from deepinfer.ops.triton.rows import locate, one_a_row, tile
 
 
 @triton.jit
@@ -35,7 +35,7 @@ def _store(
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     column = tl.arange(0, COLUMNS)[None, :]
     live = row < rows
-    slot = tl.load(slots + row, mask=live, other=-1)
+    slot = one_a_row(slots, tl.program_id(0) * ROWS, rows, 1, ROWS)
     inside, block, place = locate(slot, live, end, block_size)
     x = tl.load(kv + row.to(tl.int64) * kv_stride + column, mask=inside & (column < WIDTH), other=0.0)
     if FMT == "":
