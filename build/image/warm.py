@@ -20,16 +20,20 @@ from typing import Any
 
 from build import cache
 from build.containers import Engine
-from build.errors import GateFailed
+from build.errors import EnvironmentCannot, GateFailed
 from build.heartbeat import heartbeat
 from build.image.parts import PREFIX, Contents, Part, cached_part, existing_folders, inside
 from build.inspection import Inspection
 from build.plan import TargetPlan, without_warm
 
 WARM = PREFIX / "warm" / "triton"
+FOLDER = PurePosixPath("/tmp/deepinfer-warm")
+"""Triton's cache in the container: a fresh one, whatever the base may have in its own. No key depends on it."""
 TIMEOUT = 3600.0
 LEFT_OUT = (".source", ".ttir", ".ttgir", ".llir")
 """What Triton keeps of a kernel beside what a launch reads: most of the bytes."""
+
+_MANAGER = "TRITON_CACHE_MANAGER"
 
 Plain = Callable[[], AbstractContextManager[str]]
 
@@ -45,9 +49,18 @@ def warm_part(engine: Engine, plan: TargetPlan, inspection: Inspection, plain: P
     Args:
         plain: makes the image without warm caches and gives its id for the time of the block.
 
-    Its facts are what image.json says under `warm`. Raises GateFailed when a kernel does not compile.
+    Its facts are what image.json says under `warm`.
+
+    Raises:
+        GateFailed: a kernel does not compile.
+        EnvironmentCannot: the base looks kernels up in a way of its own.
     """
     name = plan.target.name
+    if inspection.environment.get(_MANAGER):
+        raise EnvironmentCannot(
+            f"{name}: the base sets {_MANAGER}={inspection.environment[_MANAGER]}: warm caches would not be found",
+            next_step="build it without --warm",
+        )
     kept = _Kept(cache.folder(f"parts/{name}"), inspection.base_id)
 
     def make(tree: Path) -> Contents:
@@ -91,7 +104,8 @@ class _Kept:
 
 def _compile(engine: Engine, image: str, name: str, before: bytes, tree: Path) -> Contents:
     log = cache.folder("logs") / f"warm-{name}.log"
-    with engine.container(image, ["deepinfer", "warm", "--json"], owner=f"{name}/warm") as container:
+    argv, env = ["deepinfer", "warm", "--json"], {"TRITON_CACHE_DIR": str(FOLDER)}
+    with engine.container(image, argv, env=env, owner=f"{name}/warm") as container:
         if before:
             container.put_tar("/", before)
         container.start()
@@ -100,8 +114,7 @@ def _compile(engine: Engine, image: str, name: str, before: bytes, tree: Path) -
         out, err = container.output()
         cache.atomic_write(log, f"{out}\n{err}")
         report = read_report(name, status, out, err, log)
-        made = _fetch(container.get_tar, str(report["folder"]))
-    entries = _files(before, WARM) | made
+        entries = _files(before, WARM) | _fetch(container.get_tar)
     size = lay_entries(tree, report["entries"], entries)
     counts = ", ".join(f"{way} {report['kernels'][way]}" for way in ("compiled", "found"))
     print(f"{name}: kernels of the warm caches: {counts}", file=sys.stderr, flush=True)
@@ -130,13 +143,13 @@ def read_report(name: str, status: int, out: str, err: str, log: Path) -> dict[s
     return report
 
 
-def _fetch(get: Callable[[str], bytes], folder: str) -> dict[str, dict[str, bytes]]:
-    """Key -> files of the cache in a container; none if it was not even made."""
+def _fetch(get: Callable[[str], bytes]) -> dict[str, dict[str, bytes]]:
+    """The entries that were compiled in a container; none if its cache was not even made."""
     try:
-        data = get(folder)
+        data = get(str(FOLDER))
     except FileNotFoundError:
         return {}
-    return _files(data, PurePosixPath(PurePosixPath(folder).name))
+    return _files(data, PurePosixPath(FOLDER.name))
 
 
 def _files(data: bytes, below: PurePosixPath) -> dict[str, dict[str, bytes]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import tarfile
@@ -12,16 +13,16 @@ import pytest
 
 from build import verbs
 from build.cache import REPOSITORY
-from build.errors import GateFailed, UsageError
+from build.errors import EnvironmentCannot, GateFailed, UsageError
 from build.gates.judge.rows import Ending, Verdicts
 from build.gates.judge.software import judge_warm
 from build.gates.result import GateResult
-from build.image.warm import WARM, _files, _Kept, lay_entries, read_report
+from build.image.warm import WARM, _files, _Kept, lay_entries, read_report, warm_part
 from build.matrix.load import load_matrix
 from build.outcome import BuildOptions, plan_target
 from build.plan import with_warm, without_warm
 from build.triton_versions import triton_dir
-from tests.image_stand_ins import base_facts
+from tests.image_stand_ins import base_facts, plan_of
 
 KEY, MODULE = "KERNELKEY", "MODULEKEY"
 GROUP = {"child_paths": {f"add.{kind}": f"/cache/triton/{KEY}/add.{kind}" for kind in ("source", "cubin", "json")}}
@@ -73,7 +74,7 @@ def test_entries_are_read_from_an_archive_of_a_container(tmp_path: Path) -> None
     assert _files(b"", WARM) == {}
 
 
-REPORT = {"folder": "/cache/triton", "providers": [{"name": "probe", "kernels": 1, "problems": []}]}
+REPORT = {"providers": [{"name": "probe", "kernels": 1, "problems": []}]}
 
 
 def test_a_report_is_read_after_what_a_base_says_at_its_start(tmp_path: Path) -> None:
@@ -106,6 +107,13 @@ def test_a_kernel_that_does_not_compile_ends_the_build_as_a_gate_does(
     assert words[1] in told.value.cause
     assert told.value.log == tmp_path / "log"
     assert told.value.exit_code == 5
+
+
+def test_a_base_that_looks_kernels_up_in_its_own_way_is_refused(tmp_path: Path) -> None:
+    seen = base_facts(environment={"TRITON_CACHE_MANAGER": "vendor.cache:Redis"})
+    with pytest.raises(EnvironmentCannot, match=r"sets TRITON_CACHE_MANAGER=vendor\.cache:Redis") as told:
+        warm_part(None, plan_of(), seen, contextlib.nullcontext)  # type: ignore[arg-type]  # neither is asked
+    assert told.value.next_step == "build it without --warm"
 
 
 def test_the_last_part_is_kept_for_the_same_base_and_only_whole(tmp_path: Path) -> None:
