@@ -16,18 +16,18 @@ _ROUNDS = 10
 Words = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
-def block(seeds: torch.Tensor, subsequences: torch.Tensor, number: int | torch.Tensor = 0) -> Words:
+def block(seeds: torch.Tensor, subsequences: torch.Tensor, number: int = 0) -> Words:
     """The four words x, y, z, w of a block of the stream.
 
     Args:
         seeds: any shape, uint64 or int64 (the same 64 bits); all of them are the key.
         subsequences: int64 of the same shape; counter words 3 and 4.
-        number: which block, 0 <= number < 2^32; counter word 1.
+        number: which block, 0 <= number < 2^64; counter words 1 and 2.
     """
     seeds = seeds.view(torch.int64)
     keys = [seeds & MASK, (seeds >> 32) & MASK]
     zero = torch.zeros_like(subsequences)
-    counter = (zero + number, zero, subsequences & MASK, (subsequences >> 32) & MASK)
+    counter = (zero + (number & MASK), zero + (number >> 32), subsequences & MASK, (subsequences >> 32) & MASK)
     for _ in range(_ROUNDS):
         first, second = counter[0] * _MULTIPLIERS[0], counter[2] * _MULTIPLIERS[1]
         counter = (

@@ -1,0 +1,138 @@
+"""What is asked of the sampling kernels in Triton beyond their cases, on a device or in the interpreter.
+
+Run as a program (with TRITON_INTERPRET=1) it prints the answers as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import torch
+import triton
+import triton.language as tl
+
+from deepinfer.ops import using
+from deepinfer.ops.fused_sample import LogitsTransformInputs, SamplingKernelInputs, fused_sample
+from deepinfer.ops.launch import launch
+from deepinfer.ops.random_sampling import random_sampling
+from deepinfer.ops.reference import exponential as reference
+from deepinfer.ops.triton import exponential, inverse_cdf, philox
+
+SEEDS = (0, 1, 12345, 2**63 - 1, 2**63, 2**64 - 1)
+SUBSEQUENCES = (0, 1, 2048, 4097, -1, 300000002)
+WORDS = 12
+
+
+@triton.jit
+def _words(seeds, subsequences, out, rows, count: tl.constexpr, block: tl.constexpr):
+    row = tl.arange(0, block)
+    seed = tl.load(seeds + row, mask=row < rows, other=0)
+    subsequence = tl.load(subsequences + row, mask=row < rows, other=0)
+    for index in range(count):
+        word = philox.word(seed, subsequence, tl.zeros_like(seed) + index)
+        tl.store(out + row * count + index, word, mask=row < rows)
+
+
+@triton.jit
+def _below(seeds, subsequences, total, out):
+    row = tl.program_id(0)
+    limit = tl.load(total)
+    tl.store(out + row, inverse_cdf.below(limit, tl.load(seeds + row), tl.load(subsequences + row)))
+
+
+@triton.jit
+def _exponentials(x, out, count: tl.constexpr):
+    place = tl.arange(0, count)
+    tl.store(out + place, exponential.exp(tl.load(x + place)))
+
+
+def stream(device: str) -> dict[str, list[int] | list[list[int]]]:
+    """The first words of each stream of seeds x subsequences, and a number below 2^31 drawn from each."""
+    pairs = [(seed, subsequence) for seed in SEEDS for subsequence in SUBSEQUENCES]
+    keys = torch.tensor([seed for seed, _ in pairs], dtype=torch.uint64).view(torch.int64).to(device)
+    others = torch.tensor([one for _, one in pairs], device=device)
+    out = torch.empty((len(pairs), WORDS), dtype=torch.int64, device=device)
+    drawn = torch.empty(len(pairs), dtype=torch.int64, device=device)
+    launch(_words, (1,), keys, others, out, len(pairs), count=WORDS, block=64)
+    launch(_below, (len(pairs),), keys, others, torch.tensor([2**31], device=device), drawn)
+    return {"words": out.tolist(), "drawn": drawn.tolist()}
+
+
+def exponentials_differ(device: str) -> int:
+    """How many of 8192 values of exp differ in a bit from the reference's."""
+    x = torch.cat((torch.linspace(-95, 1, 8000), torch.linspace(-1e-3, 1e-3, 188)))
+    x = torch.cat((x, torch.tensor([0.0, -0.0, float("-inf"), float("nan")]))).to(device)
+    out = torch.empty_like(x)
+    launch(_exponentials, (1,), x, out, count=8192, enable_fp_fusion=False)
+    return int((out.cpu().view(torch.int32) != reference.exp(x.cpu()).view(torch.int32)).sum())
+
+
+def batches_differ(device: str, count: int, width: int) -> list[str]:
+    """Which results of rows depend on the order of the rows, on how many there are, or on a second run."""
+    generator = torch.Generator().manual_seed(7)
+    stride = -(-width // 8) * 8
+
+    def rows(scale: float) -> torch.Tensor:
+        return (torch.randn(count, stride, generator=generator) * scale).to(device)[:, :width]
+
+    logits, pool = rows(2.0), rows(2.0)
+    pool.copy_(torch.log_softmax(pool, 1))
+    given = {
+        "temperatures": torch.rand(count, generator=generator) + 0.3,
+        "top_ps": torch.tensor([0.9, 1.0, 0.5, 0.95])[torch.arange(count) % 4],
+        "top_ks": torch.tensor([-1, 7, 100], dtype=torch.int32)[torch.arange(count) % 3],
+        "seeds": torch.randint(-(2**63), 2**63 - 1, (count,), generator=generator),
+        "positions": torch.randint(0, 9999, (count,), generator=generator, dtype=torch.int32),
+        "is_verify": torch.arange(count) % 2 == 0,
+        "drafts": torch.randint(-1, width, (count,), generator=generator, dtype=torch.int32),
+    }
+    given = {name: value.to(device) for name, value in given.items()}
+
+    def sample(chosen: torch.Tensor) -> list[torch.Tensor]:
+        here = {name: value[chosen] for name, value in given.items()}
+        inputs = SamplingKernelInputs(
+            LogitsTransformInputs(here["temperatures"], here["top_ps"], here["top_ks"]),
+            here["seeds"],
+            here["positions"],
+        )
+        fitting = torch.empty((len(chosen), stride), device=device)[:, :width]
+        found = fused_sample(
+            fitting.copy_(logits[chosen]),
+            inputs,
+            is_verify=here["is_verify"],
+            last_nextn_token_logprobs=pool,
+            last_next_n_token_ids=given["drafts"],
+            mtp_info_read_rows=chosen.int(),
+        )
+        probabilities = fitting.copy_(torch.softmax(logits[chosen], 1))
+        return [*map(_present, found), random_sampling(probabilities, here["seeds"], here["positions"])]
+
+    everyone = torch.arange(count, device=device)
+    once = sample(everyone)
+    ways: dict[str, Callable[[], list[torch.Tensor]]] = {
+        "again": lambda: sample(everyone),
+        "reversed": lambda: [one.flip(0) for one in sample(everyone.flip(0))],
+        "one by one": lambda: [torch.cat(parts) for parts in zip(*map(sample, everyone.split(1)), strict=True)],
+        "split": lambda: [torch.cat(parts) for parts in zip(*map(sample, everyone.split(3)), strict=True)],
+    }
+    return [name for name, way in ways.items() if not all(map(torch.equal, once, way()))]
+
+
+def _present(value: torch.Tensor | None) -> torch.Tensor:
+    assert value is not None
+    return value
+
+
+def answers(device: str, sizes: list[tuple[int, int]]) -> dict[str, object]:
+    """All of the above on one device, by Triton. sizes: rows and columns of the batches."""
+    with using("triton"):
+        return {
+            "stream": stream(device),
+            "exponentials": exponentials_differ(device),
+            "batches": [batches_differ(device, count, width) for count, width in sizes],
+        }
+
+
+if __name__ == "__main__":
+    print(json.dumps(answers("cpu", [(4, 40), (2, 8200)])))
