@@ -19,7 +19,6 @@ def norm_tl(
     dtype: str,
     return_dtype: str,
     reduce_dtype: str = "float",
-    *,
     has_residual: bool = False,
     eps: float = 1e-6,
     out_scale: float = 1.0,
@@ -89,10 +88,10 @@ def _store_packed(scales: torch.Tensor, sf: torch.Tensor) -> None:
 
 
 def _store_shared(scales: torch.Tensor, shared_sf: torch.Tensor, block_m: int) -> None:
-    """uint8 [M, G] -> uint8 [G / 4, 4 * rows]: byte 4 * row + group % 4 of line group // 4."""
+    """uint8 [M, G] -> uint8 [rows, G / 4, 4], each token at its row."""
     token = torch.arange(scales.shape[0], device=scales.device)
     within = token % block_m
     aligned = -(-block_m // 128) * 128
     row = token // block_m * aligned + within // 128 * 128 + within % 32 * 4 + within % 128 // 32
     for group in range(scales.shape[1]):
-        shared_sf[group // 4, 4 * row + group % 4] = scales[:, group]
+        shared_sf[row, group // 4, group % 4] = scales[:, group]

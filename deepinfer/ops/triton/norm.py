@@ -101,7 +101,6 @@ def norm_tl(
     dtype: str,
     return_dtype: str,
     reduce_dtype: str = "float",
-    *,
     has_residual: bool = False,
     eps: float = 1e-6,
     out_scale: float = 1.0,
@@ -146,7 +145,7 @@ def norm_tl(
         strides = [step for one in (x, y, residual, residual_out, y_origin, sf) for step in one.stride()[:2]]
         launch(
             _norm, (cdiv(total, rows),), x, y, w, residual, residual_out, sf, shared_sf, y_origin,
-            total, x.shape[1], eps, out_scale, *strides, sf.stride(2), shared_sf.stride(0), **constants,
+            total, x.shape[1], eps, out_scale, *strides, sf.stride(2), shared_sf.stride(1), **constants,
         )  # fmt: skip
 
     return run
