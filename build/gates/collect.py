@@ -14,6 +14,8 @@ from build.gates.place import Place
 
 AT_ONCE = 2
 PROCESS_TIMEOUT = 120.0
+WARM_TIMEOUT = 600.0
+"""For a look at every kernel of the engine, whose cases have the real model's sizes."""
 _IMPORT = "import importlib, sys, deepinfer\nprint(importlib.import_module(sys.argv[1]).__file__)"
 _LOAD = """
 import ctypes, sys
@@ -41,11 +43,16 @@ class Tasks:
         self.command(task, [self.python, "-X", "faulthandler", path, program, json.dumps(arguments)], env)
 
     def command(
-        self, task: str, argv: Sequence[str], env: Mapping[str, str] | None = None, unset: Sequence[str] = ()
+        self,
+        task: str,
+        argv: Sequence[str],
+        env: Mapping[str, str] | None = None,
+        unset: Sequence[str] = (),
+        timeout: float = PROCESS_TIMEOUT,
     ) -> None:
         """Any command under the name `task`."""
         self.tasks.append(
-            {"name": task, "argv": list(argv), "env": dict(env or {}), "unset": list(unset), "timeout": PROCESS_TIMEOUT}
+            {"name": task, "argv": list(argv), "env": dict(env or {}), "unset": list(unset), "timeout": timeout}
         )
 
     def run(self, timeout: float = 900) -> dict[str, Ending]:
@@ -88,7 +95,7 @@ def user_tasks(
     tasks, env = Tasks(launcher, place.python), place.environment()
     tasks.command("probe", [*place.command, "probe", "--json", "--compile-only"])
     if warm:
-        tasks.command("warm", [*place.command, "warm", "--json"])
+        tasks.command("warm", [*place.command, "warm", "--json"], timeout=WARM_TIMEOUT)
     if toolchain:
         tasks.program("toolchain", "toolchain", homes=list(place.cuda_homes))
     tasks.program("loaded", "loaded", env=env, modules=["torch", *modules], library=library)
