@@ -79,7 +79,7 @@ def _told(
     except Exception as problem:  # told in the row; the other workloads go on
         return row | {"problem": f"{type(problem).__name__}: {' '.join(str(problem).split())[:400]}"}
     finally:
-        if device.type == "cuda":
+        if device.type == "cuda" and torch.cuda.memory_reserved() > MEMORY:
             torch.cuda.empty_cache()
 
 

@@ -35,7 +35,7 @@ def obtain(column: Column) -> Obtain:
         if column.kind != "compiled":
             return found
         torch._dynamo.reset()
-        return torch.compile(found)  # type: ignore[no-any-return]
+        return torch.compile(found)
 
     return kernel
 
@@ -71,7 +71,7 @@ def _translated(value: Any, module: Any) -> Any:
 
 @dataclass
 class Compiled:
-    """What Triton compiled meanwhile. seconds: in its compiler. variants: hashes, those found in a cache too."""
+    """What Triton compiled meanwhile. seconds: in its compiler. variants: KERNEL:HASH, cached ones too."""
 
     seconds: float = 0.0
     variants: set[str] = dataclasses.field(default_factory=set)
@@ -89,7 +89,8 @@ def watching() -> Iterator[Compiled]:
     before: Any = knobs.compilation.listener
 
     def listen(*, cache_hit: bool, **told: Any) -> None:
-        compiled.variants.add(str(told["metadata"].get("hash", len(compiled.variants))))
+        known = told["metadata"]
+        compiled.variants.add(f"{known.get('name', '')}:{known.get('hash', '')}")
         if not cache_hit:
             compiled.seconds += told["times"].total / 1e6
         if before is not None:

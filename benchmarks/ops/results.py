@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -114,10 +115,15 @@ def bars(columns: Sequence[Row], rows: Sequence[Row], entries: Sequence[Entry]) 
             if beside and kind in ("reference", "upstream"):
                 limit = beside["seconds"] * (UPSTREAM_BAR if kind == "upstream" else 1.0)
                 found.append(_bar(f"no slower than {other}", key, row["seconds"], limit, "s"))
-    for factory, own in variants(rows).get(main, {}).items():
-        if own["variants"]:  # per factory: its kernels together may have a few more than one kernel alone
-            found.append(_bar("compiled variants", factory, own["variants"], VARIANTS_BAR, ""))
+    for kernel, count in sorted(_by_kernel(by_column.get(main, {}).values()).items()):
+        found.append(_bar("compiled variants", kernel, count, VARIANTS_BAR, ""))
     return found
+
+
+def _by_kernel(rows: Iterable[Row]) -> Counter[str]:
+    """FACTORY, KERNEL -> variants."""
+    distinct = {(row["factory"], one) for row in rows for one in row["variants"]}
+    return Counter(f"{factory}, {one.partition(':')[0]}" for factory, one in distinct)
 
 
 def _own_bars(key: str, name: str, row: Mapping[str, Any], entry: Entry | None) -> list[Row]:

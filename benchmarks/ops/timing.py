@@ -5,18 +5,19 @@ What times and captures is behind `Clock`: the arithmetic here runs on any machi
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import itertools
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
-Batch = Callable[[], None]
+Batch = Callable[[], object]
 GRAPH_BELOW = 200e-6
 """Seconds a call: below it, launching from the host would be measured too."""
 BATCH_SECONDS = 1e-3
@@ -71,25 +72,43 @@ class CudaClock:
     """CUDA events and graphs on the current device."""
 
     def seconds(self, batch: Batch) -> float:
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()
         begin.record()
         batch()
         end.record()
         end.synchronize()
-        return begin.elapsed_time(end) / 1000
+        return float(begin.elapsed_time(end)) / 1000
 
     def captured(self, batch: Batch) -> Batch:
         graph = torch.cuda.CUDAGraph()
+        gc.disable()  # nothing may be freed while a graph is captured
         try:
+            # A capture that fails may harm the process: what waits for the device is found before it.
+            with _no_waiting():
+                batch()
+            torch.cuda.synchronize()
             with torch.cuda.graph(graph):
                 batch()
         except Exception as problem:
             torch.cuda.synchronize()
             raise CannotCapture(str(problem).strip().partition("\n")[0]) from problem
+        finally:
+            gc.enable()
         graph.replay()
         torch.cuda.synchronize()
         return graph.replay
+
+
+@contextlib.contextmanager
+def _no_waiting() -> Iterator[None]:
+    """Within the block, a call of PyTorch's that waits for the device raises."""
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
 
 
 def copies(moved: int, footprint: int, cache: int, memory: int) -> int:
@@ -110,7 +129,7 @@ def first(clock: Clock, call: Batch) -> float:
     return time.perf_counter() - begin
 
 
-def measure(clock: Clock, calls: Sequence[Batch], first_seconds: float, budget: float = 0.1) -> Timing:
+def measure(clock: Clock, calls: Sequence[Batch], first_seconds: float, budget: float = 0.05) -> Timing:
     """Seconds of a call. calls: the same call on different buffers; the first of them has run.
 
     budget: seconds of device time to spend, more where `LEAST_SAMPLES` need it.
@@ -132,7 +151,6 @@ def measure(clock: Clock, calls: Sequence[Batch], first_seconds: float, budget: 
 
 def _batch(clock: Clock, calls: Sequence[Batch], rough: float) -> tuple[Batch, str]:
     if rough < GRAPH_BELOW:
-        gc.collect()  # nothing may be freed while a graph is captured
         try:
             return clock.captured(lambda: _run(calls)), "graph"
         except CannotCapture:

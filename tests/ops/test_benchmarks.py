@@ -15,7 +15,7 @@ import torch
 from benchmarks.ops import column, dry, plan, plot, results, table, timing
 from benchmarks.ops.__main__ import main
 from benchmarks.ops.entries import entries
-from benchmarks.ops.entry import Entry, Inputs, footprint, reads, work, writes
+from benchmarks.ops.entry import Entry, Inputs, Work, footprint, reads, work, writes
 from benchmarks.ops.kernels import obtain
 from benchmarks.ops.plan import Column, Order
 from deepinfer.errors import DeepInferError, UsageError
@@ -40,24 +40,28 @@ def test_dry_run(entry: Entry) -> None:
 
 
 def test_dry_run_finds_what_is_wrong() -> None:
-    def inert(rows: int, inputs: Inputs) -> object:
-        index = inputs.empty(0)
-        return work(
-            reads(x=inputs.normal(4, 8), index=index) + writes(y=inputs.normal(1, 8)),
-            (8, torch.bfloat16, index.dtype, 8),
-        )
+    """A call that writes nothing, one that moves more than there is, one that cannot be built."""
 
-    def moves_too_much(rows: int, inputs: Inputs) -> object:
-        x, y = inputs.normal(4, 8), inputs.empty(1, 8, dtype=torch.bfloat16)
-        return work(reads(x=x, index=inputs.range(1)) + writes(y=y), (8, y.dtype, torch.int32, 8), moved=10**9)
+    def gathered(count: int, moved: int | None) -> Work:
+        y = torch.ones(count, 8, dtype=torch.bfloat16)
+        arguments = reads(x=torch.ones(4, 8).bfloat16(), index=torch.zeros(count, dtype=torch.int32)) + writes(y=y)
+        return work(arguments, (8, torch.bfloat16, torch.int32, 8), moved=moved)
 
-    def refused(rows: int, inputs: Inputs) -> object:
+    def unable(rows: int, inputs: Inputs) -> Work:
         raise TypeError("no such thing")
 
-    found = [list(dry.check([Entry("gather_tl", "x", make)]))[0][1] for make in (inert, moves_too_much, refused)]  # type: ignore[arg-type]
-    assert (
-        "moved" not in found[0] and found[0] and "bytes to move" in found[1] and found[2] == "TypeError: no such thing"
-    )
+    makes = (lambda *_: gathered(2, None), lambda *_: work([], ()), unable)
+    found = [next(dry.check([Entry("gather_tl", "x", make)]))[1] for make in makes]
+    assert found[0] == "the call changed no output"
+    assert found[1].startswith("TypeError") and found[2] == "TypeError: no such thing"
+    [_, too_much] = [problem for _, problem in dry.check([Entry("gather_tl", "x", lambda *_: _changed())])]
+    assert too_much == "1000000000 bytes to move, of buffers of 100 bytes"
+
+
+def _changed() -> Work:
+    x, y = torch.ones(4, 8).bfloat16(), torch.zeros(2, 8, dtype=torch.bfloat16)
+    arguments = reads(x=x, index=torch.tensor([1], dtype=torch.int32)) + writes(y=y[:1])
+    return work(arguments, (8, torch.bfloat16, torch.int32, 8), moved=10**9)
 
 
 def test_moved_bytes_by_hand() -> None:
@@ -186,7 +190,7 @@ def row(name: str, factory: str, entry: str, rows: int, seconds: float, moved: i
             "entry": entry, "rows": rows, "problem": "", "seconds": seconds, "moved_bytes": moved,
             "bytes_per_second": moved / seconds, "fraction": moved / seconds / 4e12, "how": "graph", "samples": 5,
             "best_seconds": seconds, "buffers": 2, "beyond_cache": True, "first_seconds": 1.0,
-            "compile_seconds": 0.5, "variants": ["v"], **more}  # fmt: skip
+            "compile_seconds": 0.5, "variants": [f"_kernel:{seconds}"], **more}  # fmt: skip
 
 
 def head(name: str, kind: str) -> dict:
@@ -220,14 +224,14 @@ def test_bars() -> None:
     assert found["no slower than reference", gather] is False
     assert found["no slower than upstream", norm] is True, "8 % slower is within 10 %"
     assert ("no slower than upstream", gather) not in found
-    assert found["compiled variants", "norm_tl"] is True
+    assert found["compiled variants", "norm_tl, _kernel"] is True
     assert results.bars([], [], ENTRIES) == []
 
 
 def test_document_and_table() -> None:
     found = json.loads(json.dumps(results.document(COLUMNS, MEASURED, ENTRIES, ["--rows", "1"])))
     assert found["schema"] == results.SCHEMA and set(found) >= KEYS
-    assert found["variants"]["triton"]["norm_tl"] == {"variants": 1, "compile_seconds": 1.0}
+    assert found["variants"]["triton"]["norm_tl"] == {"variants": 2, "compile_seconds": 1.0}
     text = table.markdown(found)
     assert "| gather | embedding | 16384 | 100 | 100 g | 1,000 | 0.25 | 90.0 s | failed |" in text
     assert "| norm | hidden | 1 | 0.0001 | 1.00 g | 0 | 0.00 | - | - |" in text
