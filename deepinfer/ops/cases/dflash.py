@@ -18,7 +18,7 @@ def cases() -> list[Case]:
 def _confidence(
     generator: torch.Generator, *, n: int, n_embed: int, rank: int, stride: int, temp: float, scale: float
 ) -> Call:
-    hidden = (torch.randn((n, n_embed + 8), generator=generator) * scale).bfloat16()[:, :n_embed]
+    hidden = (torch.randn((n, -(-n_embed // 8) * 8 + 8), generator=generator) * scale).bfloat16()[:, :n_embed]
     markov = torch.randn((n, rank), generator=generator).bfloat16() if rank else None
     weight = (torch.randn(n_embed + rank, generator=generator) / (n_embed + rank) ** 0.5).bfloat16()
     if n > 2:

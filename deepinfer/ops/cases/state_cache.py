@@ -10,10 +10,11 @@ from deepinfer.ops.case import Argument, Call, Case
 
 
 def _ring(generator: torch.Generator, layers: int, rows: int, width: int, unit: int) -> torch.Tensor:
-    """[layers, rows, width] bytes; layers are padded to a multiple of `unit` and at least 8 bytes, rows are not."""
-    stride = -(-rows * width // unit) * unit + 8
+    """[layers, rows, width] bytes; layers are padded to a multiple of `unit` and at least 8 bytes, rows to one of 8."""
+    row = -(-width // 8) * 8
+    stride = -(-rows * row // unit) * unit + 8
     data = torch.randint(0, 256, (layers * stride,), dtype=torch.uint8, generator=generator)
-    return data.as_strided((layers, rows, width), (stride, width, 1))
+    return data.as_strided((layers, rows, width), (stride, row, 1))
 
 
 def _make(
@@ -38,6 +39,7 @@ def cases() -> list[Case]:
         ("below-zero", 2, 24, 7, 5, 8, -11, False),
         ("wrapped", 2, 16, 9, 9, 8, 500, False),
         ("far", 2, 16, 10, 3, 8, 2**31 - 1, False),
+        ("odd-width", 3, 9, 7, 5, 8, 3, False),
         ("two-columns", 2, 9000, 4, 3, 8, 6, False),
         ("model", 3, 528, 134, 134, 32, 1000, True),
         ("model-extra", 2, 528, 262, 134, 32, 128, True),
