@@ -17,6 +17,7 @@ from deepinfer.ops.triton.sample_filter import CAPACITY, COARSE, chunk_sums, col
 from deepinfer.ops.triton.sample_threshold import find_threshold
 
 _CHUNK = 8192
+_PART = 4096  # of the passes that only add whole numbers: fewer registers, more programs on a multiprocessor
 _BRACKETS = 4 * (COARSE + 1)
 _BINS = next_power_of_2(16 * COARSE)
 
@@ -37,6 +38,10 @@ class _Plan:
         chunk = min(_CHUNK, next_power_of_2(width))
         capacity = min(CAPACITY, chunk)
         return _Plan(width, chunk, cdiv(width, chunk), lanes_of(width), capacity, COARSE if width > CAPACITY else 0)
+
+    @property
+    def part(self) -> int:
+        return min(_PART, self.chunk)
 
     @property
     def warps(self) -> int:
@@ -70,14 +75,14 @@ def _filter(
     workspace: torch.Tensor,
 ) -> None:
     rows, width, chunks = logits.shape[0], plan.width, plan.chunks
-    grid, stride8 = (rows * chunks,), logits.stride(0) // 8
+    parts, stride8 = cdiv(width, plan.part), logits.stride(0) // 8
     heat = (temperatures, temperatures.stride(0))
     limits = (top_p, top_p.stride(0), top_k, top_k.stride(0))
     exact = {"enable_fp_fusion": False, "num_warps": plan.warps}
     sizes = {"BRACKETS": _BRACKETS, "CAPACITY": plan.capacity}
     s = scratch
     launch(
-        chunk_sums, grid, logits, stride8, *heat, s.partial, s.bins, s.sums, s.lanes, width, chunks,
+        chunk_sums, (rows * chunks,), logits, stride8, *heat, s.partial, s.bins, s.sums, s.lanes, width, chunks,
         CHUNK=plan.chunk, LANES=plan.lanes, BINS=_BINS, **exact,
     )  # fmt: skip
     launch(
@@ -86,12 +91,12 @@ def _filter(
     )  # fmt: skip
     for step in range(plan.steps):
         launch(
-            split_bracket, grid, logits, stride8, *limits, s.facts, s.states, s.brackets, s.bins, step, width, chunks,
-            CHUNK=plan.chunk, BINS=_BINS, **sizes, **exact,
+            split_bracket, (rows * parts,), logits, stride8, *limits, s.facts, s.states, s.brackets, s.bins, step,
+            width, parts, CHUNK=plan.part, BINS=_BINS, **sizes, **exact,
         )  # fmt: skip
     launch(
-        collect, grid, logits, stride8, *limits, s.facts, s.states, s.brackets, s.bins, s.sums, s.listed, width, chunks,
-        STEPS=plan.steps, CHUNK=plan.chunk, BINS=_BINS, **sizes, **exact,
+        collect, (rows * parts,), logits, stride8, *limits, s.facts, s.states, s.brackets, s.bins, s.sums, s.listed,
+        width, parts, STEPS=plan.steps, CHUNK=plan.part, BINS=_BINS, **sizes, **exact,
     )  # fmt: skip
     launch(
         find_threshold, (rows,), logits, stride8, *limits, s.facts, s.states, s.brackets, s.sums, s.listed, width,
