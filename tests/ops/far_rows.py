@@ -66,6 +66,23 @@ def problems(factory: str, device: str) -> list[str]:
     return [text for text in found if text]
 
 
+def problems_of_a_wide_buffer(device: str) -> list[str]:
+    """The first 16 columns of a 65536 x 32769 int32 buffer, written by rows: the last begins behind 2^31 elements."""
+    rows, stride, width = 65536, 32769, 16
+    whole = _storage(rows * stride * 4, device).view(torch.int32)
+    output = whole.as_strided((rows, width), (stride, 1))
+    behind = whole.as_strided((rows, 1), (stride, 1), width).fill_(JUNK)
+    row = torch.arange(rows, dtype=torch.int32, device=device)
+    pivots = torch.stack((row, row % width, -row, row % 5), 1)
+    with dispatch.using(dispatch.Settings("triton", strict=True)):
+        dispatch.factory("expand_swa_index_tl")(width)(pivots, output)
+    expected = torch.empty((rows, width), dtype=torch.int32, device=device)
+    with dispatch.using("reference"):
+        dispatch.factory("expand_swa_index_tl")(width)(pivots, expected)
+    found = [difference("output", expected, output), difference("behind", torch.full_like(behind, JUNK), behind)]
+    return [text for text in found if text]
+
+
 def _laid_apart(call: Call, names: tuple[str, ...], device: str) -> Call:
     arguments = []
     for one in call.arguments:
@@ -134,4 +151,5 @@ def _copies_nothing_onto_itself() -> None:
 
 if __name__ == "__main__":
     _copies_nothing_onto_itself()
-    json.dump({factory: problems(factory, "cpu") for factory in FAR}, sys.stdout)
+    found = {factory: problems(factory, "cpu") for factory in FAR}
+    json.dump({**found, "wide buffer": problems_of_a_wide_buffer("cpu")}, sys.stdout)

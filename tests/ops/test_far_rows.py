@@ -11,7 +11,7 @@ import sys
 import pytest
 import torch
 
-from tests.ops.far_rows import FAR, problems
+from tests.ops.far_rows import FAR, problems, problems_of_a_wide_buffer
 
 
 @functools.cache
@@ -26,7 +26,7 @@ def _interpreted() -> dict[str, list[str]] | str:
     return json.loads(done.stdout) if done.returncode == 0 else done.stderr[-4000:]
 
 
-@pytest.mark.parametrize("factory", FAR)
+@pytest.mark.parametrize("factory", [*FAR, "wide buffer"])
 def test_far_rows_interpreted(factory: str) -> None:
     found = _interpreted()
     assert isinstance(found, dict), found
@@ -40,3 +40,8 @@ def test_far_rows_on_a_gpu(factory: str) -> None:
     if torch.cuda.mem_get_info()[0] < 40e9:
         pytest.skip("needs 40 GB of free GPU memory: up to four tables of 9 GB")
     assert problems(factory, "cuda") == []
+
+
+@pytest.mark.gpu
+def test_last_row_of_a_wide_buffer_on_a_gpu() -> None:
+    assert problems_of_a_wide_buffer("cuda") == []
