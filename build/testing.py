@@ -57,8 +57,8 @@ class Stage:
 
     @property
     def of_pytest(self) -> bool:
-        """Whether its command is pytest, whose statuses are its own."""
-        return self.argv[1:3] == ("-m", "pytest")
+        """Whether its status is one of pytest, whose statuses are its own."""
+        return self.argv[1:3] in (("-m", "pytest"), ("-m", "build.shards"))
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,8 @@ def stages(images: Sequence[str] = IMAGES, *, pull_back: bool = False) -> list[S
     endless = (python, "-m", "pytest", "--timeout=0")
     program = str(cache.REPOSITORY / "build" / "setup" / "program.py")
     verb = (python, "-P", program, "alone", "--search-root", str(cache.REPOSITORY))
-    plan = [Stage("unit tests", (*pytest, "-m", "not docker and not gpu and not multi_gpu"))]
+    unit = (python, "-m", "build.shards", "--timeout=900", "-m", "not docker and not gpu and not multi_gpu")
+    plan = [Stage("unit tests", unit)]
     for index, image in enumerate(images):
         others = " and ".join(f"not {other}" for other in every_image() if other != image)
         selection = others if index == 0 else image

@@ -110,6 +110,13 @@ class Project:
         project.lock("test-cuda")
         return project
 
+    def copied(self, folder: Path) -> Project:
+        """The same in another folder, with what is set up in it."""
+        project = Project(folder / self.root.name, folder / "cache", folder / "links")
+        for old, new in ((self.root, project.root), (self.cache, project.cache), (self.links, project.links)):
+            shutil.copytree(old, new, symlinks=True)
+        return project
+
     def lock(self, name: str, *wheels: Path) -> None:
         """Write locks/NAME.lock over these wheels, and put them where pip finds them."""
         self.links.mkdir(exist_ok=True)

@@ -84,9 +84,9 @@ def test_deep_ep_tells_what_the_library_said() -> None:
 
 
 def test_deep_ep_ends_a_hang_at_its_limit() -> None:
-    status, verdict, _ = _deep_ep(2, "hang:0", limit=8)
+    status, verdict, _ = _deep_ep(2, "hang:0", limit=5)
     assert status == 5
-    assert "rank 0: stopped without a result: the time limit of 8 s is over" in verdict["reason"]
+    assert "rank 0: stopped without a result: the time limit of 5 s is over" in verdict["reason"]
 
 
 def test_deep_ep_refuses_experts_that_cannot_be_shared() -> None:
@@ -249,13 +249,16 @@ def test_a_probe_of_another_triton_than_named_is_a_failure() -> None:
     assert reasons == {"probe 3.5.1": "Triton 3.7.1 is not 3.5.1"}
 
 
+HANGS = "import time; time.sleep(60)"
+
+
 @pytest.mark.parametrize(
     ("program", "words"),
     [
         ("import os; os.kill(os.getpid(), 11)", "ended with status -11 and printed no verdict"),
         ("import sys; sys.exit('no such module')", "ended with status 1 and printed no verdict: no such module"),
         ("print('not json')", "ended with status 0 and printed no verdict: not json"),
-        ("import time; time.sleep(60)", "ended with status 124"),
+        (HANGS, "ended with status 124"),
         (_printing({"ok": True, "reason": "", "figures": {}}, 139), "printed a verdict but ended with status 139"),
         (_printing({"ok": False, "reason": "error 3e-1", "figures": {}}, 5), "error 3e-1"),
         (_printing({"ok": False}, 5), "gives no reason"),
@@ -268,7 +271,8 @@ def test_however_a_program_ends_it_is_a_row(program: str, words: str) -> None:
         return program if argv[2] == as_text("deep_gemm_check") else _good(argv)
 
     def launch(argv: Sequence[str], limit: float) -> subprocess.CompletedProcess[str]:
-        return call(sys.executable, "-c", answer(argv), timeout=5, quiet=True, check=False)
+        short = answer(argv) == HANGS  # the others get the time that a busy machine takes to start a Python
+        return call(sys.executable, "-c", answer(argv), timeout=1 if short else 60, quiet=True, check=False)
 
     rows = run_stage(launch, 2, {"3.5.1": "/t/3.5.1", "3.7.1": "/t/3.7.1"})
     reasons = _failed(rows)
