@@ -166,9 +166,10 @@ def _run_group(image: str, group: Sequence[Stage], results: list[Result], disks:
         return all(_timed(stage, disks, results) for stage in group)
     with docker_engine.running(may_install=os.environ.get("DEEPINFER_SETUP") == "1"):
         engine = Engine.connect()
-        for place in _engine_disk(engine):
+        places = [*_engine_disk(engine), cache.root()]
+        for place in places:
             disks.watch(place)
-        check_room(image, disks.places)
+        check_room(image, places)
         with _freed(engine, image, keep=keep):
             return all(_timed(stage, disks, results) for stage in group)
 

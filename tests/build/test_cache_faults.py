@@ -88,3 +88,11 @@ def test_a_verb_tells_what_the_system_refuses(full_disk: Path, tmp_path: Path) -
         [*VERBS, str(cache.REPOSITORY), "clean"], env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 4 and done.stderr.startswith("error: ") and "Traceback" not in done.stderr
+
+
+def test_a_lock_is_taken_at_once_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DEEPINFER_BUILD_CACHE", str(tmp_path / "cache"))
+    with cache.held_at_once("image-some") as held, cache.held_at_once("image-some") as again:
+        assert held and not again and cache.is_locked("image-some")
+        assert (cache.root() / "locks" / "image-some.lock").read_text() == f"{os.getpid()}\n", "who waits is told"
+    assert not cache.is_locked("image-some")

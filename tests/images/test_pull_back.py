@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from build import cache
 from build.attest import command
 from build.call import call
 from build.containers import Engine
@@ -31,8 +32,10 @@ pytestmark = [pytest.mark.docker, pytest.mark.slow]
 
 @pytest.fixture
 def registry() -> Iterator[RegistryProgram]:
-    """A registry whose folder is gone after the test: pytest would keep the last three."""
-    with tempfile.TemporaryDirectory(prefix="deepinfer-registry-") as folder, running(Path(folder)) as found:
+    """A registry whose folder is gone after the test: pytest would keep the last three. On the disk of the cache, whose
+    room is known; /tmp may be small."""
+    work = cache.folder("work")
+    with tempfile.TemporaryDirectory(prefix=".part-registry-", dir=work) as folder, running(Path(folder)) as found:
         yield found
 
 
