@@ -13,6 +13,7 @@ import json
 import os
 import sys
 import tarfile
+import threading
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path, PurePosixPath
@@ -109,10 +110,11 @@ def _compile(engine: Engine, image: str, name: str, before: bytes, tree: Path) -
         if before:
             container.put_tar("/", before)
         container.start()
-        with heartbeat(f"{name}: kernels of the warm caches are compiled"):
+        log.unlink(missing_ok=True)
+        threading.Thread(target=container.follow, args=(log,), daemon=True).start()
+        with heartbeat(f"{name}: kernels of the warm caches", log=log):
             status = container.wait(TIMEOUT)
         out, err = container.output()
-        cache.atomic_write(log, f"{out}\n{err}")
         report = read_report(name, status, out, err, log)
         entries = _files(before, WARM) | _fetch(container.get_tar)
     size = lay_entries(tree, report["entries"], entries)

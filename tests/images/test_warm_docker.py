@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from build import cache
+from build import cache, pipeline
 from build.bases.inspect import inspect_base
 from build.bases.resolve import Base, resolve_base
 from build.containers import LABEL, Engine
@@ -23,9 +23,11 @@ from build.image.assemble import Built, assemble, image_is_current, is_warm, pro
 from build.inspection import Inspection
 from build.matrix.load import load_matrix
 from build.matrix.model import Matrix
+from build.outcome import BuildOptions
 from build.plan import TargetPlan, make_plan, with_warm, without_warm
 from build.sources import collect_sources
 from build.wheels.results import CellResult
+from tests import pipeline_bench
 from tests.image_stand_ins import make_extension
 
 pytestmark = pytest.mark.docker
@@ -79,7 +81,8 @@ class Ground:
     def remove(self) -> None:
         for image in self.engine.client.images.list(filters={"label": f"{LABEL}.image={NAME}"}):
             self.engine.client.images.remove(str(image.id), force=True)
-        shutil.rmtree(cache.root() / "parts" / NAME, ignore_errors=True)
+        for folder in ("manifests", "parts", "builder", "contexts"):
+            shutil.rmtree(cache.root() / folder / NAME, ignore_errors=True)
 
 
 @pytest.fixture(scope="module")
@@ -195,6 +198,27 @@ def test_python_alone_changed_leaves_the_layer_as_it_was(ground: Ground, built: 
     layers = [ground.engine.image_config(one.image_id)["RootFS"]["Layers"] for one in (before, after)]
     assert before.image_id != after.image_id
     assert layers[0][:-2] == layers[1][:-2]  # the engine and its byte code come last
+
+
+def test_the_whole_pipeline_makes_it_checks_it_and_is_done_at_once_the_second_time(
+    ground: Ground, built: Built, capfd: pytest.CaptureFixture[str]
+) -> None:
+    matrix, target = pipeline_bench.ground()
+    target = dataclasses.replace(target, name=NAME)
+    matrix = Matrix(matrix.components, {NAME: target})
+    outcome = pipeline.build_image(ground.engine, matrix, target, BuildOptions(warm=True))
+    assert (outcome.status, outcome.exit_code) == ("built", 0), outcome.gates
+    (gate,) = (gate for gate in outcome.gates if gate.name == "warm")
+    assert gate.detail.startswith(f"kernels: {KERNELS} found of {KERNELS}; modules: ")
+    assert outcome.sizes["warm"] > 0
+    assert outcome.manifest is not None
+    manifest = json.loads(outcome.manifest.read_text())
+    assert manifest["image_inputs"]["warm"] == "yes"
+    assert manifest["document"]["warm"]["kernels"] == KERNELS
+    capfd.readouterr()
+    again = pipeline.build_image(ground.engine, matrix, target, BuildOptions(warm=True))
+    assert again.status == "unchanged"
+    assert "docker build" not in capfd.readouterr().err
 
 
 def test_a_kernel_that_does_not_compile_makes_no_image(ground: Ground, built: Built) -> None:
