@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ from deepinfer.errors import DeepInferError, UsageError
 from deepinfer.ops.ab.selection import factories
 from deepinfer.ops.command import Parser, exit_code
 
-UPSTREAM = "deepinfer.model_executor.layers.tilelang_ops.ops"
+UPSTREAM = "deepinfer.model_executor.layers.tilelang_ops.cuda"
 SHARES = {"triton": 4.0, "reference": 1.5, "compiled": 2.0, "upstream": 2.0}
 """How the time is shared between columns; another Triton counts as "triton" by half."""
 EXAMPLES = """examples:
@@ -64,7 +65,7 @@ def _columns(given: argparse.Namespace) -> list[Column]:
     for path in given.triton:
         found.append((Column(f"triton in {_folder(path).name}", "triton", str(_folder(path))), SHARES["triton"] / 2))
     if given.upstream:
-        path = str(_folder(given.upstream))
+        path = os.pathsep.join(str(_folder(Path(one))) for one in given.upstream.split(os.pathsep))
         found.append((Column("upstream", "upstream", path, given.upstream_module), SHARES["upstream"]))
     labels = [column.label for column, _ in found]
     if len(set(labels)) < len(labels):
@@ -109,8 +110,9 @@ def _parser() -> Parser:
         help="what is measured beside Triton: reference, compiled (torch.compile of it); '' for neither")  # fmt: skip
     add("--triton", action="append", type=Path, default=[], metavar="DIR",
         help="another Triton, unpacked in DIR, as a column of its own; may be repeated")  # fmt: skip
-    add("--upstream", type=Path, metavar="DIR", help="upstream's package in DIR, as a column of its own")
-    add("--upstream-module", default=UPSTREAM, metavar="MODULE", help=f"its module of factories (default: {UPSTREAM})")
+    add("--upstream", metavar="DIR", help="upstream's package in DIR, as a column of its own; DIR:DIR with TileLang's")
+    add("--upstream-module", default=UPSTREAM, metavar="MODULE",
+        help=f"its module of factories, or a package of such modules (default: {UPSTREAM})")  # fmt: skip
     add("--seconds", type=_seconds, default=540.0, metavar="N", help="for all columns together (default: 540)")
     add("--out", type=Path, default=ROOT / "benchmarks" / "results" / "ops", metavar="DIR", help="folder for results")
     add(

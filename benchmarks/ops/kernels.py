@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib
+import os
+import pkgutil
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -41,32 +43,47 @@ def obtain(column: Column) -> Obtain:
 
 
 def _upstream(path: str, module: str) -> Obtain:
-    """Factories of a package that is also called deepinfer: ours stays in use here under no name."""
+    """Factories of a package that is also called deepinfer: in this process ours goes on without its name."""
     for name in [one for one in sys.modules if one.partition(".")[0] == "deepinfer"]:
         del sys.modules[name]
-    sys.path.insert(0, path)
+    folders = path.split(os.pathsep)
+    sys.path[:0] = folders
     importlib.invalidate_caches()
     found = importlib.import_module(module)
-    source = Path(str(getattr(found, "__file__", ""))).resolve()
-    if Path(path).resolve() not in source.parents:
+    source = Path(str(found.__file__)).resolve()
+    if not any(Path(folder).resolve() in source.parents for folder in folders):
         raise ImportError(f"{module} comes from {source}, not from {path}")
 
     def kernel(factory: str, call: Call) -> Kernel:
-        parameters = [_translated(one, found) for one in call.parameters]
-        named = {name: _translated(one, found) for name, one in call.named.items()}
-        return getattr(found, factory)(*parameters, **named)  # type: ignore[no-any-return]
+        parameters = [_translated(one, module) for one in call.parameters]
+        named = {name: _translated(one, module) for name, one in call.named.items()}
+        return _attribute(module, factory)(*parameters, **named)  # type: ignore[no-any-return]
 
     return kernel
 
 
-def _translated(value: Any, module: Any) -> Any:
+def _attribute(module: str, name: str) -> Any:
+    """What a module, or one of the modules of a package, calls so. Raises AttributeError."""
+    found = importlib.import_module(module)
+    if hasattr(found, name):
+        return getattr(found, name)
+    problems = []
+    for one in pkgutil.iter_modules(getattr(found, "__path__", ())):
+        try:
+            inner = importlib.import_module(f"{module}.{one.name}")
+        except Exception as problem:  # told where the name is in none of those that can be imported
+            problems.append(f"{one.name}: {type(problem).__name__}: {problem}")
+            continue
+        if hasattr(inner, name):
+            return getattr(inner, name)
+    raise AttributeError("; ".join([f"{module} has no {name}", *problems[:3]]))
+
+
+def _translated(value: Any, module: str) -> Any:
     """Our cache formats as upstream's, whose class has the same fields."""
     if not isinstance(value, KVCacheFormat):
         return value
-    holder = module
-    if not hasattr(holder, "KVCacheFormat"):
-        holder = importlib.import_module(f"{module.__name__.rpartition('.')[0]}.cache_common")
-    return holder.KVCacheFormat(**dataclasses.asdict(value))
+    return _attribute(module, "KVCacheFormat")(**dataclasses.asdict(value))
 
 
 @dataclass

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -254,17 +253,20 @@ def test_plot(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def package(tmp_path: Path) -> Iterator[Path]:
-    """A package called as ours, with one factory, as upstream's is."""
-    (tmp_path / "deepinfer").mkdir()
-    (tmp_path / "deepinfer" / "__init__.py").write_text("")
-    (tmp_path / "deepinfer" / "kernels.py").write_text(
-        "def gather_tl(*parameters):\n    return lambda x, index, y: y.fill_(7)\n"
+def package(tmp_path: Path) -> Path:
+    """A package called as ours, with a module for each kernel, as upstream's is; one cannot be imported."""
+    kernels = tmp_path / "deepinfer" / "kernels"
+    kernels.mkdir(parents=True)
+    for folder in (kernels, kernels.parent):
+        (folder / "__init__.py").write_text("")
+    (kernels / "broken.py").write_text("import no_such_package")
+    (kernels / "gather.py").write_text("def gather_tl(*parameters):\n    return lambda x, index, y: y.fill_(7)\n")
+    (kernels / "store.py").write_text(
         "class KVCacheFormat:\n    def __init__(self, **fields): self.fields = fields\n"
         "def store_kv_cache_tl(layout, block_size, *strides):\n    assert layout.fields['quantized_elements'] == 512\n"
         "    return lambda *arguments: None\n"
     )
-    yield tmp_path
+    return tmp_path
 
 
 def test_upstream_in_a_process_of_its_own(tmp_path: Path, package: Path) -> None:
@@ -277,7 +279,8 @@ def test_upstream_in_a_process_of_its_own(tmp_path: Path, package: Path) -> None
     assert done.returncode == 0, done.stderr
     rows = {line["key"]: line["problem"] for line in results.read(Path(one.file)) if line["kind"] == "row"}
     assert rows["gather_tl/embedding@1"] == rows["store_kv_cache_tl/swa@1"] == ""
-    assert "norm_tl" in rows["norm_tl/hidden@1"]
+    told = rows["norm_tl/hidden@1"]
+    assert "deepinfer.kernels has no norm_tl; broken: ModuleNotFoundError" in told
 
 
 def test_whole_run_on_a_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

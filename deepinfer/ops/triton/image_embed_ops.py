@@ -10,6 +10,7 @@ import triton.language as tl
 
 from deepinfer.ops.dispatch import Kernel
 from deepinfer.ops.launch import cdiv, launch, next_power_of_2
+from deepinfer.ops.triton.quantize import narrow, widen
 
 
 @triton.jit(do_not_specialize=["token", "n_images", "n_pads"])
@@ -56,14 +57,6 @@ def replace_input_embeds_tl(hidden: int) -> Kernel:
 
 
 @triton.jit
-def _nearest_bf16(value):
-    """bf16 nearest to a finite float32, ties to even; by its bits, because the interpreter's cast truncates."""
-    bits = value.to(tl.int32, bitcast=True)
-    rounded = (bits + 32767 + ((bits >> 16) & 1)) >> 16
-    return rounded.to(tl.int16).to(tl.bfloat16, bitcast=True)
-
-
-@triton.jit
 def _half_to_even(gap):
     """round(gap / 2), ties to the even one; gap may be negative."""
     half = gap >> 1
@@ -103,7 +96,7 @@ def _patches(raw, cu_raw, sizes, crops, cu_vit, mean, std, pad_color, output, n_
             value = tl.where(there, byte, pad_color)
             scaled = tl.div_rn(value, tl.full([BLOCK], 255.0, tl.float32)) - mean
             normal = tl.div_rn(scaled, tl.full([BLOCK], 0.0, tl.float32) + std)
-            tl.store(into + channel * P * P, _nearest_bf16(normal), mask=lane < P * P)
+            tl.store(into + channel * P * P, narrow(normal), mask=lane < P * P)
 
 
 @functools.cache
@@ -172,9 +165,12 @@ def _mean(feature, ids, crops, cu_windows, cu_patches, out, n_patches, n_images,
         there = (y < height) & (x < width) & (row >= 0) & (row < n_patches)
         count += there.to(tl.int32)
         value = tl.load(feature + row * DIM + channel, mask=(channel < DIM) & there, other=0.0)
-        total += value.to(tl.float32)
+        total += widen(value)
     inverse = tl.div_rn(tl.full([BLOCK], 1.0, tl.float32), tl.zeros([BLOCK], tl.float32) + tl.maximum(count, 1))
-    tl.store(out + window * DIM + channel, (total * inverse).to(out.dtype.element_ty), mask=channel < DIM)
+    mean = total * inverse
+    if out.dtype.element_ty == tl.bfloat16:
+        mean = narrow(mean)
+    tl.store(out + window * DIM + channel, mean, mask=channel < DIM)
 
 
 @functools.cache
