@@ -31,6 +31,10 @@ def main(argv: Sequence[str]) -> int:
         return int(done.code or 0)
     if (given.backend is None) != (given.path is None):
         raise UsageError("--backend and --path go together", next_step="name the module, and the folder it is in")
+    if given.path is not None and not given.path.is_dir():
+        raise UsageError(
+            f"--path {given.path} is no folder", next_step=f"name the folder in which {given.backend} is found"
+        )
     if given.dump is not None and given.compare is not None:
         raise UsageError("--dump and --compare exclude each other", next_step="dump first, compare elsewhere")
     options = Options(

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from deepinfer.activation import PACKAGE
-from deepinfer.errors import DeepInferError, UsageError
+from deepinfer.errors import DeepInferError
 from deepinfer.ops.ab import portable
 from deepinfer.ops.ab.portable.values import Value
 from deepinfer.ops.ab.portable.write import constants, written
@@ -32,11 +32,8 @@ def run_module(module: str, path: Path, inputs: Path, outputs: Path, device: str
     """Let `module`, found in the folder `path`, run the calls of the dump `inputs`; the dump `outputs` is what it did.
 
     Raises:
-        UsageError: there is no such folder.
         DeepInferError: the module cannot be used, or its process crashed or hung; the case that it was in is named.
     """
-    if not path.is_dir():
-        raise UsageError(f"--path {path} is no folder", next_step=f"name the folder in which {module} is found")
     command = [sys.executable, "-P", str(_PROGRAM), module, str(inputs), str(outputs), device, str(PACKAGE)]
     environment = {**os.environ, "PYTHONPATH": str(path.resolve())}
     said = outputs.with_name("said.txt")

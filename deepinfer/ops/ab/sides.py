@@ -25,6 +25,10 @@ from deepinfer.ops.execution import Outcome, outcome, run
 _FOLDER = Path(ops.__file__).parent
 
 
+class FailedThereError(Exception):
+    """The other side raised; the text is what it said."""
+
+
 class Side(Protocol):
     """versions: who it is: backend, its versions and its device; what two sides must not have in common altogether."""
 
@@ -101,10 +105,10 @@ class Dumped:
         return _with_values(own, self.reader.arguments(recorded, "before"))
 
     def outcome(self, case: Case, call: Call) -> Outcome:
-        """What the other side made of it. Raises ValueError if it failed there."""
+        """What the other side made of it. Raises FailedThereError if that was an error."""
         recorded = self._recorded(case)
         if recorded.error:
-            raise ValueError(recorded.error)
+            raise FailedThereError(recorded.error)
         return outcome(call, _with_values(call, self.reader.arguments(recorded, "after")))
 
     def _recorded(self, case: Case) -> Recorded:

@@ -101,10 +101,10 @@ class Reader:
                 require(isinstance(row.get("output"), bool), f"argument {row['name']!r} lacks whether it is written")
                 value = row.get("value")
                 if isinstance(value, dict) and "tensor" in value:
-                    decoded: Any = as_tensor(value, storages)
+                    given: Any = as_tensor(value, storages)
                 else:
-                    decoded = decoded(value, lambda _, fields: types.SimpleNamespace(**fields))
-                found.append(Value(row["name"], row["output"], decoded))
+                    given = decoded(value, lambda _, fields: types.SimpleNamespace(**fields))
+                found.append(Value(row["name"], row["output"], given))
             return found
 
     def _storage(self, row: Any, when: str) -> torch.Tensor:
