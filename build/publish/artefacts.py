@@ -17,7 +17,7 @@ from typing import Any
 from build.attest.evidence import Evidence
 from build.attest.signing import bundle_of
 from build.errors import GateFailed
-from build.publish.manifests import OCI_MANIFEST, Manifest, sha256
+from build.publish.manifests import DIGEST, OCI_MANIFEST, Manifest, sha256
 
 EMPTY = b"{}"
 EMPTY_TYPE = "application/vnd.oci.empty.v1+json"
@@ -125,7 +125,9 @@ def read_artefact(manifest: Manifest, subject: str) -> Found | None:
         kind = kinds.get(document["artifactType"])
         (layer,) = document["layers"]
         digest, size = layer["digest"], layer["size"]
-        if kind is None or document["subject"]["digest"] != subject or not isinstance(size, int) or size > LIMIT:
+        if kind is None or document["subject"]["digest"] != subject or not DIGEST.fullmatch(digest):
+            return None
+        if not isinstance(size, int) or size > LIMIT:
             return None
         return Found(kind, str((document.get("annotations") or {}).get(CREATED, "")), str(digest), size)
     except (KeyError, TypeError, ValueError, AttributeError):

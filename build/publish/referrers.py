@@ -13,11 +13,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from build.publish.artefacts import EMPTY, Document, Found, descriptor, read_artefact
-from build.publish.manifests import OCI_INDEX, OCI_MANIFEST, Manifest, sha256
+from build.publish.manifests import DIGEST, OCI_INDEX, OCI_MANIFEST, Manifest, sha256
 from build.publish.registry import Registry, RegistryCannot
 
-ROUNDS = 8
-"""How often the list is written again where another publisher writes it at the same time."""
+ROUNDS = 12
+"""How often the list is looked at, and written again where another publisher writes it at the same time."""
+PAUSE = (0.2, 0.5)
+"""Seconds between two looks."""
 MOST = 100
 """Referrers of one image that are looked at; whoever may write there can attach any number."""
 
@@ -57,9 +59,10 @@ def find_attached(registry: Registry, digest: str) -> list[Found]:
     """The files of ours that are attached to an image, of every kind and age. Raises RegistryCannot."""
     found = []
     for entry in listed(registry, digest)[:MOST]:
-        if entry.get("mediaType") != OCI_MANIFEST:
+        named = str(entry.get("digest"))
+        if entry.get("mediaType") != OCI_MANIFEST or not DIGEST.fullmatch(named):
             continue
-        manifest = registry.manifest(str(entry.get("digest")))
+        manifest = registry.manifest(named)
         artefact = read_artefact(manifest, digest) if manifest is not None else None
         if artefact is not None:
             found.append(artefact)
@@ -72,20 +75,26 @@ def fallback_tag(digest: str) -> str:
 
 
 def _list(registry: Registry, digest: str, artefacts: Sequence[Manifest]) -> None:
-    """Add artefacts to the index, and see that they stay: another publisher may write it between our two requests."""
-    tag = fallback_tag(digest)
+    """Add artefacts to the index, and see that they stay.
+
+    Another publisher may have read the index before we wrote it, and write it after: his has ours not. Nothing in the
+    protocol prevents that, so we look again when he has had the time for it, and so does he.
+    """
+    settled = False
     for _ in range(ROUNDS):
         entries = list(listed(registry, digest))
         there = {entry.get("digest") for entry in entries}
-        entries += [descriptor(artefact) for artefact in artefacts if artefact.digest not in there]
-        document = {"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": entries}
-        registry.put_manifest(tag, Manifest(json.dumps(document, sort_keys=True).encode(), OCI_INDEX))
-        now = {entry.get("digest") for entry in listed(registry, digest)}
-        if all(artefact.digest in now for artefact in artefacts):
+        missing = [descriptor(artefact) for artefact in artefacts if artefact.digest not in there]
+        if missing:
+            document = {"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": [*entries, *missing]}
+            body = json.dumps(document, sort_keys=True).encode()
+            registry.put_manifest(fallback_tag(digest), Manifest(body, OCI_INDEX))
+        elif settled:
             return
-        time.sleep(random.uniform(0.05, 0.5))
+        settled = not missing
+        time.sleep(random.uniform(*PAUSE))
     raise RegistryCannot(
-        f"{registry.reference}:{tag}: the list of what belongs to the image does not come to rest",
+        f"{registry.reference}:{fallback_tag(digest)}: the list of what belongs to the image does not come to rest",
         cause="another publisher writes it at the same time",
         next_step="run the same command again when it has ended",
     )

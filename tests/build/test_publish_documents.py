@@ -18,7 +18,7 @@ from build import cache
 from build.attest.evidence import read_evidence
 from build.attest.fetch import fetch_from
 from build.errors import EnvironmentCannot, GateFailed
-from build.publish.artefacts import CREATED, TITLE, TYPES, Document, documents_of
+from build.publish.artefacts import CREATED, TITLE, TYPES, Document, documents_of, read_artefact
 from build.publish.layout import add_documents, read_attached, read_layout
 from build.publish.location import IMAGES, Location
 from build.publish.manifests import OCI_INDEX, OCI_MANIFEST, Manifest, sha256
@@ -152,6 +152,45 @@ def test_what_is_attached_of_others_is_left_alone(registry: Registry, tmp_path: 
     registry.put_manifest(fallback_tag(image.digest), Manifest(json.dumps(index).encode(), OCI_INDEX))
     attach(registry, image, documents_in(tmp_path / "ours"))
     assert listed(registry, image.digest)[0] == entry and len(find_attached(registry, image.digest)) == 3
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"mediaType": OCI_MANIFEST, "digest": "../tags/list"},
+        {"mediaType": OCI_MANIFEST, "digest": "sha256:" + "0" * 64},
+        {"mediaType": OCI_MANIFEST, "digest": None},
+        {"mediaType": "application/vnd.example", "digest": "sha256:" + "0" * 64},
+        "no descriptor",
+    ],
+)
+def test_a_list_that_somebody_wrote_by_hand(entry: object) -> None:
+    asked: list[str] = []
+
+    def answer(method: str, path: str, authorization: str) -> tuple[int, dict[str, str], bytes]:
+        asked.append(path)
+        body = json.dumps({"schemaVersion": 2, "manifests": [entry]}).encode()
+        return (200, {"Content-Type": OCI_INDEX}, body) if "/referrers/" in path else (404, {}, b"")
+
+    assert find_attached(opened(Answers(answer).host), image_manifest().digest) == []
+    assert not any("tags" in path for path in asked)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"artifactType": "application/vnd.example"}, {"subject": {"digest": "sha256:x"}}, {"subject": None},
+        {"layers": []}, {"layers": [{"digest": "../x", "size": 1}]}, {"layers": [{"digest": sha256(b""), "size": "1"}]},
+        {"layers": [{"digest": sha256(b""), "size": 1 << 40}]}, {"layers": None}, {"annotations": 3},
+    ],
+)  # fmt: skip
+def test_an_artefact_that_is_none_of_ours(tmp_path: Path, changes: dict[str, object]) -> None:
+    image = image_manifest()
+    subject = {"mediaType": image.media_type, "digest": image.digest, "size": len(image.body)}
+    good = documents_in(tmp_path)[1].artefact(subject)
+    assert read_artefact(good, image.digest) is not None
+    changed = Manifest(json.dumps({**good.document, **changes}).encode(), OCI_MANIFEST)
+    assert read_artefact(changed, image.digest) is None
 
 
 def test_an_image_with_nothing_attached_is_told(registry: Registry) -> None:
