@@ -5,7 +5,6 @@ The names are known without importing Triton, which `compile` does.
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -37,11 +36,7 @@ def _family(family: str) -> Callable[[], list[str]]:
     return compile_family
 
 
-def _has_kernels(family: str) -> bool:
-    return all(importlib.util.find_spec(f"deepinfer.ops.{part}.{family}") for part in ("cases", "triton"))
-
-
 PROVIDERS = (
     Provider("probe", _probe),
-    *(Provider(f"ops.{family}", _family(family)) for family in FAMILIES if _has_kernels(family)),
+    *(Provider(f"ops.{family}", _family(family)) for family in FAMILIES),
 )

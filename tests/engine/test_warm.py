@@ -254,3 +254,31 @@ def test_on_a_gpu_the_probe_compiles_nothing_after_it(run_python: Run, tmp_path:
     assert report["cache"]["kernels"] == {"compiled": 0, "found": KERNELS}
     assert report["cache"]["modules"]["compiled"] == 0
     assert _files(cache) == files
+
+
+ENGINE = """
+import json
+from deepinfer.ops.cases import cases
+from deepinfer.ops.execution import run
+from deepinfer.warm import cache
+
+record = cache.count()
+for case in (case for case in cases() if case.engine):
+    run(case.factory, case.call(), "triton", "cuda")
+print(json.dumps({"kernels": record.kernels.to_json(), "modules": record.modules.to_json()}))
+"""
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_on_a_gpu_the_engines_kernels_are_all_found_after_it(run_python: Run, tmp_path: Path) -> None:
+    variables = {"DEEPINFER_CACHE_DIR": str(tmp_path / "cache")}
+    warmed = run_python("-m", "deepinfer", "warm", "--json", **variables)
+    assert warmed.returncode == 0, warmed.stderr
+    done = run_python("-c", ENGINE, **variables)
+    assert done.returncode == 0, done.stderr
+    counts = json.loads(done.stdout)
+    assert counts["kernels"]["compiled"] == 0
+    assert counts["kernels"]["found"] > 0
+    assert counts["modules"]["compiled"] == 0
