@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -27,7 +28,8 @@ EXAMPLES = """examples:
   python -m benchmarks.ops norm 'gather*' --rows 64,16384     some families or kernels
   python -m benchmarks.ops --triton T351 --triton T371 --upstream UP --seconds 540 --out results
                                                               all there is, in less than ten minutes
-Run it from the project's root. A run that is killed keeps what it has measured: OUT/*.jsonl, and after each column
+  python -m benchmarks.ops --report results                   table, JSON and plot again, as after a run that was killed
+Run it from the project's root. What is measured is in OUT/rows.jsonl at once, and after each column in
 OUT/results.json, OUT/table.md and OUT/fraction.svg (or .png). A missed bar is shown and is no failure."""
 
 
@@ -39,6 +41,10 @@ def main(argv: Sequence[str]) -> int:
     except SystemExit as done:  # --help
         return int(done.code or 0)
     chosen = factories(given.names)
+    if given.report:
+        if not (given.report / run.ROWS).is_file():
+            raise UsageError(f"{given.report} has no {run.ROWS}", next_step="name the --out folder of a run")
+        return _show(run.report(given.report, chosen, list(argv)), as_json=given.json)
     if given.dry_run:
         return _dry(chosen, as_json=given.json)
     if given.device == "cuda" and not torch.cuda.is_available():
@@ -51,7 +57,11 @@ def main(argv: Sequence[str]) -> int:
     found = run.run(
         _columns(given), order, given.out, lambda text: print(text, file=sys.stderr, flush=True), list(argv)
     )
-    print(json.dumps(found) if given.json else table.markdown(found))
+    return _show(found, as_json=given.json)
+
+
+def _show(found: dict[str, Any], *, as_json: bool) -> int:
+    print(json.dumps(found) if as_json else table.markdown(found))
     return 0
 
 
@@ -120,6 +130,7 @@ def _parser() -> Parser:
     )
     add("--device", default="cuda", choices=("cuda", "cpu"), help="cpu: the interpreter or the reference, for tests")
     add("--dry-run", action="store_true", help="few rows on a CPU, the reference only, nothing is measured")
+    add("--report", type=Path, metavar="DIR", help="measure nothing: make the files of a run in DIR from its rows")
     add("--json", action="store_true", help="print JSON alone on stdout")
     return parser
 

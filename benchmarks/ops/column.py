@@ -2,12 +2,12 @@
 
     python -m benchmarks.ops.column ORDER
 
-Lines are {"kind": "facts" | "copy" | "begun" | "row" | "end", ...}. Killed or crashed, it has told all that it knows.
+Lines are {"column": ..., "kind": "facts" | "copy" | "begun" | "row" | "end", ...}. Killed or crashed, it has told
+all that it knows.
 """
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.ops import facts, plan, timing
+from benchmarks.ops import facts, plan, results, timing
 from benchmarks.ops.entries import entries
 from benchmarks.ops.entry import Entry, Inputs, Work, footprint
 from benchmarks.ops.kernels import Obtain, obtain, watching
@@ -25,39 +25,32 @@ from benchmarks.ops.kernels import Obtain, obtain, watching
 MEMORY = 48 * 2**30
 """Bytes that the buffers of one workload may take together."""
 COPIED = 2**30
-Tell = Callable[[dict[str, Any]], None]
 
 
 def main(order: plan.Order) -> int:
     """Measure; the exit code is 0 even where single workloads failed, for their rows say so."""
     device = torch.device(order.device)
-    with Path(order.file).open("a", encoding="utf-8") as file:
-
-        def tell(row: dict[str, Any]) -> None:
-            file.write(json.dumps(row) + "\n")
-            file.flush()
-
-        _column(order, device, tell)
+    _column(order, device, partial(results.append, Path(order.file), column=order.column.label))
     return 0
 
 
-def _column(order: plan.Order, device: torch.device, tell: Tell) -> None:
+def _column(order: plan.Order, device: torch.device, tell: Callable[..., None]) -> None:
     begin = time.monotonic()
     known = facts.gather(device)
-    tell({"kind": "facts", **known})
+    tell(kind="facts", implementation=order.column.kind, **known)
     clock = timing.CudaClock() if device.type == "cuda" else timing.HostClock()
     wanted = plan.workloads(entries(order.factories), order.rows, order.column.kind)
     wanted = [(entry, rows) for entry, rows in wanted if plan.key(entry, rows) not in order.done]
-    tell({"kind": "copy", "bytes_per_second": copy_speed(clock, device)})
+    tell(kind="copy", bytes_per_second=copy_speed(clock, device))
     kernels = obtain(order.column)
     reached = 0
     for entry, rows in wanted:
         if time.monotonic() - begin > order.column.seconds:
             break
-        tell({"kind": "begun", "key": plan.key(entry, rows)})
-        tell({"kind": "row", **_told(entry, rows, kernels, clock, device, known["cache_bytes"])})
+        tell(kind="begun", key=plan.key(entry, rows))
+        tell(kind="row", **_told(entry, rows, kernels, clock, device, known["cache_bytes"]))
         reached += 1
-    tell({"kind": "end", "reached": reached, "planned": len(wanted)})
+    tell(kind="end", reached=reached, planned=len(wanted))
 
 
 def copy_speed(clock: timing.Clock, device: torch.device) -> float:

@@ -22,7 +22,7 @@ Row = dict[str, Any]
 
 
 def read(file: Path) -> list[Row]:
-    """The lines of a column. A last line that was cut off is left out."""
+    """The lines of a run. One that was cut off is left out."""
     if not file.exists():
         return []
     found = []
@@ -34,8 +34,19 @@ def read(file: Path) -> list[Row]:
     return found
 
 
+def append(file: Path, **line: Any) -> None:
+    """Add a line to a run, in one write: whoever is killed leaves whole lines."""
+    with file.open("a", encoding="utf-8") as appended:
+        appended.write(json.dumps(line) + "\n")
+
+
+def of(lines: Iterable[Row], label: str) -> list[Row]:
+    """The lines of a column."""
+    return [line for line in lines if line["column"] == label]
+
+
 def unfinished(lines: Iterable[Row]) -> str:
-    """The workload that was begun and not ended: what a process crashed in; '' for none."""
+    """The workload of a column that was begun and not ended: what a process crashed in; '' for none."""
     begun = ""
     for line in lines:
         if line["kind"] == "begun":
@@ -45,27 +56,12 @@ def unfinished(lines: Iterable[Row]) -> str:
     return begun
 
 
-def column(label: str, kind: str, lines: Sequence[Row], problem: str = "") -> tuple[Row, list[Row]]:
-    """A column's own facts, and its rows with the fraction of its own copy."""
-    facts = next((line for line in lines if line["kind"] == "facts"), {})
-    copies = [line["bytes_per_second"] for line in lines if line["kind"] == "copy"]
-    copy = max(copies, default=0.0)
-    rows = []
-    for line in lines:
-        if line["kind"] == "row":
-            rows.append({**{name: value for name, value in line.items() if name != "kind"}, "column": label})
-            if not line["problem"]:
-                speed = line["moved_bytes"] / line["seconds"]
-                rows[-1] |= {"bytes_per_second": speed, "fraction": speed / copy if copy else 0.0}
-    own = {name: value for name, value in facts.items() if name != "kind"}
-    ends = [line for line in lines if line["kind"] == "end"]
-    left = ends[-1]["planned"] - ends[-1]["reached"] if ends else None
-    return {"column": label, "kind": kind, "copy_bytes_per_second": copy, "problem": problem, "not_reached": left,
-            **own}, rows  # fmt: skip
-
-
-def document(columns: Sequence[Row], rows: Sequence[Row], entries: Sequence[Entry], command: Sequence[str]) -> Row:
-    """All of it, JSON-able. The first column is the one that the bars are about."""
+def document(lines: Sequence[Row], entries: Sequence[Entry], command: Sequence[str]) -> Row:
+    """All of a run, JSON-able. The first column is the one that the bars are about."""
+    labels = list(dict.fromkeys(line["column"] for line in lines))
+    columns = [_column(label, of(lines, label)) for label in labels]
+    copies = {one["column"]: one["copy_bytes_per_second"] for one in columns}
+    rows = [_row(line, copies[line["column"]]) for line in lines if line["kind"] == "row"]
     main = columns[0] if columns else {}
     named = ("date", "device", "driver", "torch", "triton", "ptxas", "cuda", "commit", "python", "cache_bytes")
     return {
@@ -73,11 +69,35 @@ def document(columns: Sequence[Row], rows: Sequence[Row], entries: Sequence[Entr
         **{name: main.get(name, "") for name in named},
         "copy_bytes_per_second": main.get("copy_bytes_per_second", 0.0),
         "command": list(command),
-        "columns": list(columns),
-        "rows": list(rows),
+        "columns": columns,
+        "rows": rows,
         "variants": variants(rows),
         "bars": bars(columns, rows, entries),
     }
+
+
+def _column(label: str, lines: Sequence[Row]) -> Row:
+    """What a column's figures depend on, its copy, why it ended early and how much it left."""
+    facts: Row = next((line for line in lines if line["kind"] == "facts"), {})
+    copies = [line["bytes_per_second"] for line in lines if line["kind"] == "copy"]
+    ends = [line for line in lines if line["kind"] == "end"]
+    return {
+        **{name: value for name, value in facts.items() if name != "kind"},
+        "column": label,
+        "implementation": facts.get("implementation", ""),
+        "copy_bytes_per_second": max(copies, default=0.0),
+        "problem": "; ".join(line["problem"] for line in lines if line["kind"] == "problem"),
+        "not_reached": ends[-1]["planned"] - ends[-1]["reached"] if ends else None,
+    }
+
+
+def _row(line: Row, copy: float) -> Row:
+    """A row with its speed, and that as a fraction of its own process's copy."""
+    row = {name: value for name, value in line.items() if name != "kind"}
+    if row["problem"]:
+        return row
+    speed = row["moved_bytes"] / row["seconds"]
+    return {**row, "bytes_per_second": speed, "fraction": speed / copy if copy else 0.0}
 
 
 def variants(rows: Sequence[Row]) -> dict[str, dict[str, dict[str, float]]]:
@@ -100,7 +120,7 @@ def bars(columns: Sequence[Row], rows: Sequence[Row], entries: Sequence[Entry]) 
     if not columns:
         return []
     main = columns[0]["column"]
-    kinds = {one["column"]: one["kind"] for one in columns}
+    kinds = {one["column"]: one["implementation"] for one in columns}
     known = {entry.key: entry for entry in entries}
     by_column: dict[str, dict[str, Row]] = {}
     for row in rows:

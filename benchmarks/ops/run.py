@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,43 +17,44 @@ from benchmarks.ops import plot, results, table
 from benchmarks.ops.entries import entries
 from benchmarks.ops.facts import ROOT
 from benchmarks.ops.plan import Column, Order
+from deepinfer.ops.names import FAMILY_OF
 
 START = 8.0
 """Seconds that a process takes until it measures."""
 GRACE = 90.0
 """Seconds a column may take beyond its own, for its start and its last workload."""
 MOST_CRASHES = 6
+ROWS, LOG = "rows.jsonl", "log.txt"
 Say = Callable[[str], None]
 
 
 def run(columns: Sequence[Column], order: Order, out: Path, say: Say, command: Sequence[str] = ()) -> dict[str, Any]:
     """Measure all columns; results.json, table.md and the plot in `out` are replaced after each. Returns the document.
 
-    order: what each of them gets; its column, file and cache are set here.
+    order: what each of them gets; its column and file are set here.
     """
     out.mkdir(parents=True, exist_ok=True)
-    measured = entries(order.factories)
-    heads: list[dict[str, Any]] = []
-    rows: list[dict[str, Any]] = []
+    file = out / ROWS
+    for old in (file, out / LOG):
+        old.unlink(missing_ok=True)
     found: dict[str, Any] = {}
     for column in columns:
         say(f"{column.label} ...")
-        name = column.label.replace(" ", "-").replace("/", "-")
-        file = out / f"{name}.jsonl"
-        file.unlink(missing_ok=True)
-        cache = Path(order.cache or out / "cache") / name
-        problem = _measure(replace(order, column=column, file=str(file), cache=str(cache)), file, say)
-        head, own = results.column(column.label, column.kind, results.read(file), problem)
-        heads.append(head)
-        rows += own
-        found = results.document(heads, rows, measured, command)
-        write(found, out)
-        say(f"{column.label}: {sum(not row['problem'] for row in own)} of {len(own)} workloads{_because(problem)}")
+        problem = _measure(replace(order, column=column, file=str(file)), file, say)
+        if problem:
+            results.append(file, column=column.label, kind="problem", problem=problem)
+        found = report(out, order.factories, command)
+        own = results.of(found["rows"], column.label)
+        measured = sum(not row["problem"] for row in own)
+        say(f"{column.label}: {measured} of {len(own)} workloads{f'; {problem}' if problem else ''}")
     return found
 
 
-def _because(problem: str) -> str:
-    return f"; {problem}" if problem else ""
+def report(out: Path, factories: Sequence[str], command: Sequence[str] = ()) -> dict[str, Any]:
+    """Make the files of a run from its rows, also where it was killed. Returns the document."""
+    found = results.document(results.read(out / ROWS), entries(factories), command)
+    write(found, out)
+    return found
 
 
 def write(found: dict[str, Any], out: Path) -> None:
@@ -66,46 +68,55 @@ def write(found: dict[str, Any], out: Path) -> None:
 
 def _measure(order: Order, file: Path, say: Say) -> str:
     """Run a column's process, again behind the workload that crashed it; '' or why it ended early."""
-    done: list[str] = []
     for _ in range(MOST_CRASHES):
+        own = results.of(results.read(file), order.column.label)
+        done = [line["key"] for line in own if line["kind"] == "row"]
         problem = _process(replace(order, done=done))
-        lines = results.read(file)
-        crashed = results.unfinished(lines)
+        crashed = results.unfinished(results.of(results.read(file), order.column.label))
         if not problem or not crashed:
             return problem
         say(f"{order.column.label}: {crashed} {problem}")
-        done = [line["key"] for line in lines if line["kind"] == "row"] + [crashed]
-        with file.open("a", encoding="utf-8") as appended:
-            appended.write(json.dumps({"kind": "row", **_failed(crashed, problem)}) + "\n")
+        results.append(file, column=order.column.label, kind="row", **_failed(crashed, problem))
     return f"its process crashed {MOST_CRASHES} times"
 
 
 def _failed(key: str, problem: str) -> dict[str, Any]:
     path, _, rows = key.rpartition("@")
     factory, _, entry = path.partition("/")
-    family = next(one.family for one in entries([factory]))
-    return {"key": key, "family": family, "factory": factory, "entry": entry, "rows": int(rows), "problem": problem}
+    return {"key": key, "family": FAMILY_OF[factory], "factory": factory, "entry": entry, "rows": int(rows),
+            "problem": problem}  # fmt: skip
 
 
 def _process(order: Order) -> str:
-    environment = {**os.environ, "TRITON_CACHE_DIR": order.cache}
-    environment |= {"PYTHONPATH": os.pathsep.join(filter(None, (order.column.path, os.environ.get("PYTHONPATH", ""))))}
-    command = [sys.executable, "-m", "benchmarks.ops.column", order.to_json()]
-    said = Path(order.file).with_suffix(".log")
-    with said.open("ab") as log:
+    with tempfile.TemporaryDirectory(prefix="deepinfer-bench-") as scratch:
+        environment = {**os.environ, "TRITON_CACHE_DIR": str(Path(order.cache, order.column.label) if order.cache
+                                                             else scratch)}  # fmt: skip
+        before = os.environ.get("PYTHONPATH", "")
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (order.column.path, before)))
+        command = [sys.executable, "-m", "benchmarks.ops.column", order.to_json()]
+        log = Path(order.file).with_name(LOG)
+        log.touch()
+        start = log.stat().st_size
+        status = _ended(command, environment, log, order.column.seconds + GRACE)
+    if status == 0:
+        return ""
+    lines = log.read_bytes()[start:].decode(errors="replace").strip().splitlines()
+    last = f": {lines[-1][:300]}" if lines else ""
+    return f"gave no answer in time{last}" if status is None else f"ended with exit code {status}{last}"
+
+
+def _ended(command: Sequence[str], environment: dict[str, str], log: Path, seconds: float) -> int | None:
+    """The exit code; None where it had to be killed."""
+    with log.open("ab") as said:
         child = subprocess.Popen(
-            command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-        )
+            command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=said, stderr=said,
+            start_new_session=True,
+        )  # fmt: skip
         try:
-            status: int | None = child.wait(order.column.seconds + GRACE)
+            return child.wait(seconds)
         except subprocess.TimeoutExpired:
-            status = None
+            return None
         finally:
             if child.poll() is None:
                 os.killpg(child.pid, signal.SIGKILL)
                 child.wait()
-    if status == 0:
-        return ""
-    lines = said.read_text(errors="replace").strip().splitlines()
-    last = f": {lines[-1][:300]}" if lines else ""
-    return f"gave no answer in time{last}" if status is None else f"ended with exit code {status}{last}"

@@ -154,10 +154,11 @@ def test_column_on_a_cpu(tmp_path: Path) -> None:
     lines = results.read(Path(one.file))
     assert [line["kind"] for line in lines] == ["facts", "copy", *["begun", "row"] * 3, "end"]
     assert all(line["problem"] == "" and line["seconds"] > 0 for line in lines if line["kind"] == "row")
-    assert lines[-1] == {"kind": "end", "reached": 3, "planned": 3}
-    head, rows = results.column("reference", "reference", lines)
-    assert head["copy_bytes_per_second"] > 0 and head["not_reached"] == 0
-    for row in rows:
+    assert lines[-1] == {"column": "reference", "kind": "end", "reached": 3, "planned": 3}
+    found = results.document(lines, ENTRIES, [])
+    [head] = found["columns"]
+    assert head["copy_bytes_per_second"] > 0 and head["not_reached"] == 0 and head["implementation"] == "reference"
+    for row in found["rows"]:
         assert row["bytes_per_second"] == pytest.approx(row["moved_bytes"] / row["seconds"])
         assert row["fraction"] == pytest.approx(row["bytes_per_second"] / head["copy_bytes_per_second"])
 
@@ -170,8 +171,8 @@ def test_column_tells_what_failed_and_what_was_not_reached(tmp_path: Path) -> No
     late = order(tmp_path, column=Column("reference", "reference", seconds=0.0), file=str(tmp_path / "late.jsonl"))
     column.main(late)
     lines = results.read(Path(late.file))
-    assert lines[-1] == {"kind": "end", "reached": 0, "planned": 4}
-    assert results.column("r", "reference", lines)[0]["not_reached"] == 4
+    assert lines[-1] == {"column": "reference", "kind": "end", "reached": 0, "planned": 4}
+    assert results.document(lines, ENTRIES, [])["columns"][0]["not_reached"] == 4
 
 
 def test_cut_off_lines_and_crashes(tmp_path: Path) -> None:
@@ -185,17 +186,21 @@ def test_cut_off_lines_and_crashes(tmp_path: Path) -> None:
 
 
 def row(name: str, factory: str, entry: str, rows: int, seconds: float, moved: int, **more: object) -> dict:
-    return {"column": name, "key": f"{factory}/{entry}@{rows}", "family": FAMILY_OF[factory], "factory": factory,
-            "entry": entry, "rows": rows, "problem": "", "seconds": seconds, "moved_bytes": moved,
-            "bytes_per_second": moved / seconds, "fraction": moved / seconds / 4e12, "how": "graph", "samples": 5,
-            "best_seconds": seconds, "buffers": 2, "beyond_cache": True, "first_seconds": 1.0,
-            "compile_seconds": 0.5, "variants": [f"_kernel:{seconds}"], **more}  # fmt: skip
+    known = {"column": name, "kind": "row", "key": f"{factory}/{entry}@{rows}", "family": FAMILY_OF[factory]}
+    measured = {"seconds": seconds, "best_seconds": seconds, "moved_bytes": moved, "samples": 5, "how": "graph"}
+    rest = {"buffers": 2, "beyond_cache": True, "first_seconds": 1.0, "compile_seconds": 0.5}
+    return {**known, "factory": factory, "entry": entry, "rows": rows, "problem": "", **measured, **rest,
+            "variants": [f"_kernel:{seconds}"], **more}  # fmt: skip
 
 
-def head(name: str, kind: str) -> dict:
-    return {"column": name, "kind": kind, "copy_bytes_per_second": 4e12, "problem": "", "not_reached": 0,
-            "device": "a <GPU>", "driver": "580", "torch": "2", "triton": "3", "ptxas": "12", "commit": "abc",
-            "date": "today"}  # fmt: skip
+def facts(name: str, implementation: str) -> list[dict]:
+    """A column's lines before its rows; its copy reaches 4 TB/s."""
+    known = {"device": "a <GPU>", "driver": "580", "torch": "2", "triton": "3", "ptxas": "12", "commit": "abc",
+             "date": "today"}  # fmt: skip
+    return [
+        {"column": name, "kind": "facts", "implementation": implementation, **known},
+        {"column": name, "kind": "copy", "bytes_per_second": 4e12},
+    ]
 
 
 MEASURED = [
@@ -209,11 +214,13 @@ MEASURED = [
     row("upstream", "norm_tl", "hidden", 16384, 26e-6, 10**8, variants=[], beyond_cache=False),
     {**row("upstream", "gather_tl", "embedding", 16384, 1.0, 1), "problem": "RuntimeError: no"},
 ]
-COLUMNS = [head("triton", "triton"), head("reference", "reference"), head("upstream", "upstream")]
+LINES = [*facts("triton", "triton"), *MEASURED[:6], *facts("reference", "reference"), MEASURED[6],
+         *facts("upstream", "upstream"), *MEASURED[7:],
+         {"column": "upstream", "kind": "problem", "problem": "it crashed"}]  # fmt: skip
 
 
 def test_bars() -> None:
-    found = {(bar["bar"], bar["key"]): bar["kept"] for bar in results.bars(COLUMNS, MEASURED, ENTRIES)}
+    found = {(bar["bar"], bar["key"]): bar["kept"] for bar in results.document(LINES, ENTRIES, [])["bars"]}
     gather, norm = "gather_tl/embedding@16384", "norm_tl/hidden@16384"
     assert found["fraction of the copy", gather] is False and found["fraction of the copy", norm] is True
     assert ("fraction of the copy", "norm_tl/hidden@1") not in found
@@ -224,24 +231,28 @@ def test_bars() -> None:
     assert found["no slower than upstream", norm] is True, "8 % slower is within 10 %"
     assert ("no slower than upstream", gather) not in found
     assert found["compiled variants", "norm_tl, _kernel"] is True
-    assert results.bars([], [], ENTRIES) == []
 
 
 def test_document_and_table() -> None:
-    found = json.loads(json.dumps(results.document(COLUMNS, MEASURED, ENTRIES, ["--rows", "1"])))
+    found = json.loads(json.dumps(results.document(LINES, ENTRIES, ["--rows", "1"])))
     assert found["schema"] == results.SCHEMA and set(found) >= KEYS
+    assert found["rows"][0]["bytes_per_second"] == pytest.approx(1e12) and found["rows"][0]["fraction"] == 0.25
     assert found["variants"]["triton"]["norm_tl"] == {"variants": 2, "compile_seconds": 1.0}
+    assert [(one["column"], one["problem"]) for one in found["columns"]][1:] == [
+        ("reference", ""), ("upstream", "it crashed"),
+    ]  # fmt: skip
     text = table.markdown(found)
     assert "| gather | embedding | 16384 | 100 | 100 g | 1,000 | 0.25 | 90.0 s | failed |" in text
     assert "| norm | hidden | 1 | 0.0001 | 1.00 g | 0 | 0.00 | - | - |" in text
     assert "| norm | hidden | 16384 | 100 | 28.0 g | 3,571 | 0.89 | - | 26.0 g* |" in text
-    assert "- upstream, gather_tl/embedding@16384: RuntimeError: no" in text
+    assert "- upstream, gather_tl/embedding@16384: RuntimeError: no" in text and "- upstream: it crashed" in text
     assert "| gather_tl/embedding@16384 | fraction of the copy | 0.25 | 0.8 |" in text
     assert "4.00 TB/s" in text and "driver 580" in text
+    assert table.markdown(results.document([], ENTRIES, [])).startswith("# Kernels")
 
 
 def test_plot(tmp_path: Path) -> None:
-    found = results.document(COLUMNS, MEASURED, ENTRIES, [])
+    found = results.document(LINES, ENTRIES, [])
     assert [name for name, _ in plot.bars(found)] == [
         "norm_tl/hidden@16384", "gather_tl/embedding@16384", "fused_sample_tl/top-p-0.95-top-k-128@256"
     ]  # fmt: skip
@@ -291,7 +302,9 @@ def test_whole_run_on_a_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert found == json.loads((tmp_path / "results.json").read_text()) and set(found) >= KEYS
     assert [(one["column"], bool(one["problem"])) for one in found["rows"]] == [("triton", True), ("reference", False)]
     assert "expand_swa_index" in (tmp_path / "table.md").read_text()
-    assert (tmp_path / "reference.jsonl").exists() and list(tmp_path.glob("fraction.*"))
+    (tmp_path / "results.json").unlink()
+    assert main(["--report", str(tmp_path)]) == 0 and "expand_swa_index" in capsys.readouterr().out
+    assert {file.stem for file in tmp_path.iterdir()} == {"rows", "log", "results", "table", "fraction"}
 
 
 @pytest.mark.parametrize(
@@ -300,6 +313,7 @@ def test_whole_run_on_a_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         (["nothing"], UsageError, "no family and no kernel is called 'nothing'"),
         (["--rows", "0"], UsageError, "no list of numbers above 0"),
         (["--seconds", "soon"], UsageError, "not a number of seconds"),
+        (["--report", "/no/such"], UsageError, "/no/such has no rows.jsonl"),
         (["--device", "cpu", "--columns", "fast"], UsageError, "--columns has no 'fast'"),
         (["--device", "cpu", "--triton", "/no/such"], UsageError, "/no/such is no folder"),
         (["--device", "cpu", "--upstream", "/no/such"], UsageError, "/no/such is no folder"),
@@ -324,7 +338,8 @@ def test_measures_on_a_gpu(tmp_path: Path) -> None:
     rows = {line["rows"]: line for line in lines if line["kind"] == "row"}
     assert all(row["problem"] == "" for row in rows.values())
     assert rows[8]["how"] == "graph" and rows[8]["variants"]
-    assert 0.2 < results.column("t", "triton", lines)[1][0]["fraction"] < 1.5
+    fractions = {one["rows"]: one["fraction"] for one in results.document(lines, ENTRIES, [])["rows"]}
+    assert 0.2 < fractions[16384] < 1.5
 
 
 def test_buffers_are_counted_once() -> None:
