@@ -6,17 +6,18 @@ last row has no draft to verify. Rows of no request (padding) have row_to_req -1
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 
 from deepinfer.ops.checks import Arguments
 from deepinfer.ops.dispatch import factory
 from deepinfer.ops.finalize_verification import FinalizedVerification, finalize_verification
+from deepinfer.ops.fused_sample import LogitsTransformInputs, SamplingKernelInputs
+from deepinfer.ops.random_sampling import SEED_TYPES
 
 __all__ = [
     "FinalizedVerification",
-    "SamplingParameters",
     "expand_sampling_params",
     "finalize_verification",
     "get_accept_result",
@@ -26,16 +27,6 @@ __all__ = [
 ]
 
 MAX_TOPK = 16384
-
-
-class SamplingParameters(NamedTuple):
-    """temperatures, top_ps float32; top_ks, sample_positions int32; seq_seeds uint64; all of one length."""
-
-    temperatures: torch.Tensor
-    top_ps: torch.Tensor
-    top_ks: torch.Tensor
-    sample_positions: torch.Tensor
-    seq_seeds: torch.Tensor
 
 
 def prepare_verification_metadata(
@@ -67,27 +58,32 @@ def prepare_verification_metadata(
 
 
 def expand_sampling_params(
-    params: SamplingParameters, row_to_req: torch.Tensor, local_step: torch.Tensor
-) -> SamplingParameters:
+    params: SamplingKernelInputs, row_to_req: torch.Tensor, local_step: torch.Tensor
+) -> SamplingKernelInputs:
     """Parameters by query row from those by request (#31); the position of step t is moved on by t * 10000019.
 
     Args:
         params: of R requests.
-        row_to_req, local_step: [Q] int32; a row of no request gets temperature 1, top_p 1, top_k -1,
-            position 0, seed 0.
+        row_to_req, local_step: [Q] int32; a row of no request gets temperature 1, top_p 1, top_k -1, position 0 and
+            seed 0.
 
     Raises:
         TypeError, ValueError: an argument is not as said.
     """
     check = Arguments("expand_sampling_params")
-    types = (torch.float32, torch.float32, torch.int32, torch.int32, torch.uint64)
-    for name, value, dtype in zip(SamplingParameters._fields, params, types, strict=True):
-        check.tensor(name, value, dtype, ("R",), rows="contiguous")
+    given = [
+        check.tensor("temperatures", params.logits.temperatures, torch.float32, ("R",), rows="contiguous"),
+        check.tensor("top_ps", params.logits.top_ps, torch.float32, ("R",), rows="contiguous"),
+        check.tensor("top_ks", params.logits.top_ks, torch.int32, ("R",), rows="contiguous"),
+        check.tensor("sample_positions", params.sample_positions, torch.int32, ("R",), rows="contiguous"),
+        check.tensor("seq_seeds", params.seq_seeds, SEED_TYPES, ("R",), rows="contiguous"),
+    ]
     check.tensor("row_to_req", row_to_req, torch.int32, ("Q",), rows="contiguous")
     check.tensor("local_step", local_step, torch.int32, ("Q",), rows="contiguous")
-    expanded = SamplingParameters(*(one.new_empty(row_to_req.shape[0]) for one in params))
-    factory("expand_sampling_params_tl")()(*params, row_to_req, local_step, *expanded)
-    return expanded
+    expanded = [one.new_empty(row_to_req.shape[0]) for one in given]
+    factory("expand_sampling_params_tl")()(*given, row_to_req, local_step, *expanded)
+    temperatures, top_ps, top_ks, positions, seeds = expanded
+    return SamplingKernelInputs(LogitsTransformInputs(temperatures, top_ps, top_ks), seeds, positions)
 
 
 def map_lookup(

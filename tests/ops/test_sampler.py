@@ -11,8 +11,8 @@ from deepinfer.ops.case import Case
 from deepinfer.ops.cases import cases
 from deepinfer.ops.cases.sampler import SEEDS
 from deepinfer.ops.execution import run
+from deepinfer.ops.fused_sample import LogitsTransformInputs, SamplingKernelInputs
 from deepinfer.ops.sampler import (
-    SamplingParameters,
     expand_sampling_params,
     map_lookup,
     prepare_verification_metadata,
@@ -116,18 +116,20 @@ def test_metadata_of_padded_rows() -> None:
 def test_positions_and_seeds_are_copied_exactly() -> None:
     """Conformance vector 3, and seeds that do not fit int64."""
     count = len(SEEDS)
-    params = SamplingParameters(
-        torch.full((count,), 0.5),
-        torch.full((count,), 0.25),
-        torch.full((count,), 40, dtype=torch.int32),
-        torch.full((count,), 10, dtype=torch.int32),
+    params = SamplingKernelInputs(
+        LogitsTransformInputs(
+            torch.full((count,), 0.5), torch.full((count,), 0.25), torch.full((count,), 40, dtype=torch.int32)
+        ),
         torch.tensor(SEEDS, dtype=torch.uint64),
+        torch.full((count,), 10, dtype=torch.int32),
     )
     rows = ints([*range(count), -1])
     found = expand_sampling_params(params, rows, torch.full((count + 1,), 2, dtype=torch.int32))
     assert found.seq_seeds.dtype == torch.uint64 and found.seq_seeds.tolist() == [*SEEDS, 0]
     assert found.sample_positions.tolist() == [20000048] * count + [0]
-    assert found.temperatures.tolist() == [0.5] * count + [1.0] and found.top_ks.tolist() == [40] * count + [-1]
+    assert found.logits.temperatures.tolist() == [0.5] * count + [1.0]
+    assert found.logits.top_ps.tolist() == [0.25] * count + [1.0]
+    assert found.logits.top_ks.tolist() == [40] * count + [-1]
 
 
 def test_map_lookup() -> None:
@@ -149,7 +151,8 @@ def test_remap_draft_topk() -> None:
 
 VALUE, QUERY = torch.zeros(2, 3), ints([[0], [0]])
 POOL, LOGPROBS, TOKENS, TARGET, READ = ints([[1, 2]]), torch.zeros(1, 2), ints([1]), ints([[1, 2]]), ints([0])
-FIVE = SamplingParameters(torch.ones(2), torch.ones(2), ints([1, 1]), ints([1, 1]), torch.zeros(2, dtype=torch.uint64))
+SEEDLESS = LogitsTransformInputs(torch.ones(2), torch.ones(2), ints([1, 1]))
+FIVE = SamplingKernelInputs(SEEDLESS, torch.zeros(2, dtype=torch.uint64), ints([1, 1]))
 
 
 @pytest.mark.parametrize(
@@ -161,9 +164,9 @@ FIVE = SamplingParameters(torch.ones(2), torch.ones(2), ints([1, 1]), ints([1, 1
         (prepare_verification_metadata, (ints([0]).long(), ints([1]), 1, 1), TypeError, "ftp must be int32, not int64"),
         (
             expand_sampling_params,
-            (FIVE._replace(seq_seeds=torch.zeros(2, dtype=torch.int64)), ints([0]), ints([0])),
+            (SamplingKernelInputs(SEEDLESS, ints([0, 0]), ints([1, 1])), ints([0]), ints([0])),
             TypeError,
-            "seq_seeds must be uint64, not int64",
+            "seq_seeds must be uint64 or int64, not int32",
         ),
         (expand_sampling_params, (FIVE, ints([0]), ints([0, 1])), ValueError, "local_step has the shape"),
         (map_lookup, (None, VALUE, QUERY, "by_name"), ValueError, "mode must be one of 'by_key', 'by_index'"),
