@@ -26,12 +26,15 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import deepinfer
 from deepinfer import activation, envs, platform
 from deepinfer.environment.children import examine_all
+from deepinfer.errors import VariableError
+from deepinfer.ops import dispatch
 
 SCHEMA = 1
 DEFAULT_TIMEOUT_S = 120.0
@@ -42,6 +45,7 @@ def collect(timeout_s: float = DEFAULT_TIMEOUT_S) -> dict[str, Any]:
     active = activation.activate()
     image, image_problem = _image(active.home / "image.json")
     parts = _without_toolchain([_explain(row, image) for row in examine_all(timeout_s)])
+    ops, ops_problem = _ops(parts)
     report = {
         "schema": SCHEMA,
         "deepinfer": {
@@ -54,11 +58,12 @@ def collect(timeout_s: float = DEFAULT_TIMEOUT_S) -> dict[str, Any]:
         "python": {"version": sys.version.split()[0], "executable": sys.executable},
         "parts": parts,
         "infiniband": _infiniband(),
+        "ops": ops,
         "cache": {"path": str(active.cache), "source": active.cache_source, "warm": _path(active.warm)},
         "variables": list(_variables(active)),
         "image": image,
     }
-    notices = [*active.notices, *image_problem, *_variable_notices(), *_part_notices(parts)]
+    notices = [*active.notices, *image_problem, *_variable_notices(), *ops_problem, *_part_notices(parts)]
     report["notices"] = list(dict.fromkeys(notices))
     return report
 
@@ -112,6 +117,19 @@ def _infiniband() -> dict[str, Any]:
     else:
         reason = "" if devices else "EP_DISABLE_GIN=0 was set, and there is no InfiniBand device: DeepEP will not start"
     return {"devices": list(devices), "gin": not disabled, "reason": reason}
+
+
+def _ops(parts: list[dict[str, Any]]) -> tuple[dict[str, Any], list[str]]:
+    """Where kernels come from. The GPU's row answers for the driver, which might hang this process."""
+    (gpu,) = (row for row in parts if row["name"] == "gpu")
+    without = "" if gpu["status"] == "present" else gpu["reason"] or gpu["status"]
+    try:
+        chosen, reason = dispatch.of_environment(without)
+    except VariableError as problem:
+        row = {"backend": "", "reason": problem.what, "fallbacks": [], "strict": False, "trace": ""}
+        return row, [str(problem)]
+    row = {**asdict(chosen), "reason": reason, "fallbacks": sorted(chosen.fallbacks)}
+    return row, []
 
 
 def _variables(active: activation.Activation) -> Iterator[dict[str, str]]:
@@ -174,6 +192,7 @@ def render(report: dict[str, Any]) -> str:
     gin, reason = report["infiniband"]["gin"], report["infiniband"]["reason"]
     devices = ", ".join(report["infiniband"]["devices"]) or "none"
     lines += ["", f"InfiniBand: {devices}; GIN {'on' if gin else 'off'}" + (f" ({reason})" if reason else ""), ""]
+    lines[-1:] = [_ops_line(report["ops"]), ""]
     width = max(len(row["name"]) for row in report["variables"])
     lines += [f"{row['name']:<{width}} = {row['value']}  ({row['source']})" for row in report["variables"]]
     if report["image"] is not None:
@@ -181,6 +200,13 @@ def render(report: dict[str, Any]) -> str:
     if report["notices"]:
         lines += ["", *(f"notice: {notice}" for notice in report["notices"])]
     return "\n".join(lines)
+
+
+def _ops_line(ops: dict[str, Any]) -> str:
+    words = [f"kernels: {ops['backend'] or 'none'} ({ops['reason']})"]
+    if ops["fallbacks"]:
+        words.append(f"from reference all the same: {', '.join(ops['fallbacks'])}")
+    return "; ".join([*words, *(["strict"] if ops["strict"] else [])])
 
 
 def _image_lines(image: dict[str, Any]) -> Iterator[str]:

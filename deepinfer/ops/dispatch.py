@@ -68,11 +68,23 @@ def reason() -> str:
 
 @functools.cache
 def _of_environment() -> tuple[Settings, str]:
+    if envs.OPS_BACKEND.is_set:
+        return of_environment("")
+    machine = platform.detect()
+    return of_environment("" if machine.kind == "cuda" else machine.reason)
+
+
+def of_environment(without_gpu: str) -> tuple[Settings, str]:
+    """The environment's settings, and why its backend is the one that it is.
+
+    without_gpu: why the driver sees no GPU; '' where it sees one.
+
+    Raises:
+        VariableError: a variable has a value that is not allowed.
+    """
     asked, why = envs.OPS_BACKEND.get(), "DEEPINFER_OPS_BACKEND says so"
     if not asked:
-        machine = platform.detect()
-        asked = "triton" if machine.kind == "cuda" else "reference"
-        why = machine.reason or "the driver sees a GPU"
+        asked, why = ("reference", without_gpu) if without_gpu else ("triton", "the driver sees a GPU")
     names = (name.strip() for name in envs.OPS_FALLBACK.get().split(","))
     fallbacks = frozenset(filter(None, names))
     return Settings(asked, fallbacks, envs.OPS_STRICT.get(), envs.TRACE_KERNELS.get()), why

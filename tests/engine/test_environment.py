@@ -46,7 +46,8 @@ def test_the_report_as_json(run_python: Run, package_with_c: Path) -> None:
     assert done.returncode == 0, done.stderr
     seen = json.loads(done.stdout)
     assert seen["schema"] == 1 and set(seen) == {
-        "schema", "deepinfer", "python", "parts", "infiniband", "cache", "variables", "image", "notices"}  # fmt: skip
+        "schema", "deepinfer", "python", "parts", "infiniband", "ops", "cache", "variables", "image",
+        "notices"}  # fmt: skip
     assert [row["name"] for row in seen["parts"]] == list(PARTS) and all(set(row) == ROW for row in seen["parts"])
     rows = {row["name"]: row for row in seen["parts"]}
     assert rows["torch"]["version"] == torch.__version__
@@ -65,6 +66,27 @@ def test_the_report_as_json(run_python: Run, package_with_c: Path) -> None:
     values = {row["name"]: row["value"] for row in seen["variables"]}
     assert values["DEEPINFER_HOME"] == seen["deepinfer"]["home"] and values["DEEPINFER_CACHE_DIR"].startswith("/")
     assert sources["DEEPINFER_CACHE_DIR"] == "default" and sources["TRITON_CACHE_DIR"].startswith("deepinfer: ")
+
+
+def test_the_report_says_where_kernels_come_from(run_python: Run) -> None:
+    chosen = {"DEEPINFER_OPS_BACKEND": "triton", "DEEPINFER_OPS_FALLBACK": "norm_tl,gather_tl"}
+    ops = json.loads(run_python("-m", "deepinfer", "env", "--json", **chosen).stdout)["ops"]
+    assert ops == {
+        "backend": "triton", "reason": "DEEPINFER_OPS_BACKEND says so", "fallbacks": ["gather_tl", "norm_tl"],
+        "strict": False, "trace": ""}  # fmt: skip
+
+
+def test_a_bad_backend_is_a_notice_and_the_report_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [{"name": "gpu", "status": "absent", "reason": "no driver"}]
+    monkeypatch.setenv("DEEPINFER_OPS_BACKEND", "tritn")
+    row, (notice,) = report._ops(rows)
+    assert row["backend"] == "" and "did you mean 'triton'?" in row["reason"] and row["reason"] in notice
+    monkeypatch.delenv("DEEPINFER_OPS_BACKEND")
+    for name in ("DEEPINFER_OPS_FALLBACK", "DEEPINFER_OPS_STRICT"):
+        monkeypatch.delenv(name, raising=False)
+    row, notices = report._ops(rows)
+    assert (row["backend"], row["reason"], notices) == ("reference", "no driver", [])
+    assert report._ops([{"name": "gpu", "status": "present", "reason": ""}])[0]["backend"] == "triton"
 
 
 def test_the_report_as_text(run_python: Run) -> None:
