@@ -17,8 +17,8 @@ _SIGNATURE = cache.CACHEDIR_TAG.splitlines()[0]
 LEFTOVER = ".part-*"
 CACHE_FOLDERS = (
     "attached", "builder", "ccache", "contexts", "docker", "downloads", "host", "inspections", "locks", "logs",
-    "manifests", "packs", "parts", "registry", "rootfs", "test-registry", "test-c", "test-host", "triton",
-    "wheelhouse", "work",
+    "manifests", "packs", "parts", "registry", "rootfs", "test-c", "test-host", "test-registry", "test-variants",
+    "triton", "wheelhouse", "work",
 )  # fmt: skip
 """What the build system keeps in its cache. Named, lest a DEEPINFER_BUILD_CACHE that was set to a home empties it."""
 

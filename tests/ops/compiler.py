@@ -24,7 +24,7 @@ from deepinfer.ops.names import FAMILIES
 
 ROOT = Path(__file__).resolve().parents[2]
 AT_A_TIME = 2
-CACHE_FOLDER = "variants"
+CACHE_FOLDER = "test-variants"
 Row = dict[str, Any]
 SUMMARY: list[str] = []
 """Lines for the end of pytest's output."""
