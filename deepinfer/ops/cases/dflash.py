@@ -7,6 +7,7 @@ from functools import partial
 import torch
 
 from deepinfer.ops.case import Argument, Call, Case
+from deepinfer.ops.cases.noise import noise
 from deepinfer.ops.tolerance import Tolerance
 
 
@@ -18,7 +19,7 @@ def cases() -> list[Case]:
 def _confidence(
     generator: torch.Generator, *, n: int, n_embed: int, rank: int, stride: int, temp: float, scale: float
 ) -> Call:
-    hidden = (torch.randn((n, -(-n_embed // 8) * 8 + 8), generator=generator) * scale).bfloat16()[:, :n_embed]
+    hidden = (noise(generator, (n, -(-n_embed // 8) * 8 + 8), torch.bfloat16) * scale)[:, :n_embed]
     markov = torch.randn((n, rank), generator=generator).bfloat16() if rank else None
     weight = (torch.randn(n_embed + rank, generator=generator) / (n_embed + rank) ** 0.5).bfloat16()
     if n > 2:
@@ -54,7 +55,7 @@ def _confidence_cases() -> list[Case]:
 
 
 def _store(generator: torch.Generator, *, n: int, n_embed: int, streams: int, begin: int, wide: int) -> Call:
-    x = torch.randn((n, streams, n_embed), generator=generator).bfloat16()
+    x = noise(generator, (n, streams, n_embed), torch.bfloat16)
     buffer = torch.full((n + 2, wide), -77.0, dtype=torch.bfloat16)[1 : n + 1, begin : begin + n_embed]
     return Call([Argument("x", x), Argument("out", buffer, output=True)], (n_embed, streams))
 

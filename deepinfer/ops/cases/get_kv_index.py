@@ -40,6 +40,7 @@ def _load_cases() -> list[Case]:
         ("no-rows", 0, 128, 64, 9, False),
         ("contiguous-1x128", 1, 128, 0, 0, False),
         ("contiguous-9x512", 9, 512, 0, 0, True),
+        ("contiguous-2048x512", 2048, 512, 0, 0, True),
         ("contiguous-7x1500", 7, 1500, 0, 0, False),
         ("paged-64-9x512", 9, 512, 64, 4096, True),
         ("paged-128-9x512", 9, 512, 128, 4096, True),

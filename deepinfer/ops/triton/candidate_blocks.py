@@ -18,7 +18,7 @@ _LOGITS = 4096
 """Logits a program reads at once: 16 bytes a load, four of them under way in each of 128 threads."""
 
 
-@triton.jit(do_not_specialize=["n", "blocks"])
+@triton.jit(do_not_specialize=["n", "blocks", "max_len"])
 def _candidate_block_max(
     logits,
     valid_lens,

@@ -6,8 +6,6 @@ import torch
 import triton
 import triton.language as tl
 
-from deepinfer.ops.launch import next_power_of_2
-
 _TILE = 4096
 
 
@@ -31,10 +29,11 @@ def eighth(table: torch.Tensor) -> int:
 
 
 def tile(rows: int, width: int) -> tuple[int, int]:
-    """(rows, columns) of a program over a [rows, width] table of int32: powers of two, wide enough for 16-byte stores.
+    """(rows, columns) of a program over a [rows, width] table of int32: wide enough for 16-byte stores.
 
-    Few rows are cut into short tiles, so that there are enough programs.
+    Small tables are cut into small tiles, so that there are enough programs. There are few different tiles on purpose:
+    each is a variant to compile, and widths vary from step to step.
     """
-    columns = min(max(next_power_of_2(width), 16), 1024)
+    columns = next(columns for columns in (16, 128, 512) if columns >= min(width, 512))
     size = _TILE if rows * width >= 1 << 20 else _TILE // 4
-    return max(size // columns, 1), columns
+    return size // columns, columns
