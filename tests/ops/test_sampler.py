@@ -50,9 +50,10 @@ def expanded_by_loops(given: dict[str, torch.Tensor], _: object) -> dict[str, li
     neutral = {"temperatures": 1.0, "top_ps": 1.0, "top_ks": -1, "sample_positions": 0, "seq_seeds": 0}
     found: dict[str, list[object]] = {f"{name}_out": [] for name in names}
     for request, step in zip(given["row_to_req"].tolist(), given["local_step"].tolist(), strict=True):
+        owned = 0 <= request < len(given["temperatures"])
         for name in names:
-            value = given[name][request].item() if request >= 0 else neutral[name]
-            if name == "sample_positions" and request >= 0:
+            value = given[name][request].item() if owned else neutral[name]
+            if name == "sample_positions" and owned:
                 value += step * 10000019
             found[f"{name}_out"].append(value)
     return found

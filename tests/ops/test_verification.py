@@ -12,8 +12,14 @@ from hypothesis import strategies as st
 
 from deepinfer.ops.case import Case
 from deepinfer.ops.cases.verification import cases
+from deepinfer.ops.dispatch import using
 from deepinfer.ops.execution import run
-from deepinfer.ops.sampler import finalize_verification, get_accept_result, prepare_verification_metadata
+from deepinfer.ops.sampler import (
+    FinalizedVerification,
+    finalize_verification,
+    get_accept_result,
+    prepare_verification_metadata,
+)
 
 SMALL = [case for case in cases() if not case.large]
 
@@ -93,7 +99,7 @@ def finalized_by_loops(
         accepted = given["effective_accept"][row]
         for name, source, otherwise in columns:
             expected[f"verified_{name}"][row] = given[source][row] if accepted else otherwise
-        if request < 0:
+        if not 0 <= request < len(given["ftp"]):
             continue
         step = row - given["ftp"][request]
         if accepted and step < num_steps:
@@ -173,6 +179,41 @@ def test_what_is_emitted_is_what_a_walk_finds(
     assert int(done.num_generated_tokens.sum()) == sum(len(one) - 1 for one in emitted)
     assert int(done.num_verified_tokens.sum()) == live - len(lengths) == done.batch_confidence_error.item()
     assert (done.verified_token_ids >= 0).sum() <= accepted.sum()
+
+
+@pytest.mark.gpu
+def test_captured_in_a_graph() -> None:
+    """Nothing waits for the device: captured once, replayed with other verdicts and tokens."""
+    lengths, padding = [6, 1, 3], 2
+    live, rows = sum(lengths), sum(lengths) + padding
+    ftp, seqlen_q = ints([0, 6, 7]).cuda(), ints(lengths).cuda()
+    verdicts, tokens = torch.ones(rows, dtype=torch.bool, device="cuda"), ints(range(rows)).cuda()
+    read = torch.zeros(rows, dtype=torch.int32, device="cuda")
+    logprobs = torch.zeros(rows, device="cuda")
+
+    def step() -> tuple[torch.Tensor, torch.Tensor, FinalizedVerification]:
+        owners, _, verify = prepare_verification_metadata(ftp, seqlen_q, rows, 6)
+        found, accepted, final = get_accept_result(verdicts, None, read[:1], read, tokens, verify, ftp, owners)
+        rest = (None, None, None, ftp, seqlen_q, owners, verify, 6)
+        return accepted, final, finalize_verification(accepted, final, found, logprobs, *rest)
+
+    with using("triton"):
+        step()  # what is compiled and loaded first cannot be captured
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            accepted, final, done = step()
+    for seed in range(3):
+        generator = torch.Generator().manual_seed(seed)
+        given = torch.rand(rows, generator=generator) < 0.7
+        drawn = torch.randint(0, 100, (rows,), dtype=torch.int32, generator=generator)
+        verdicts.copy_(given)
+        tokens.copy_(drawn)
+        graph.replay()
+        _, expected, ends = walk(lengths, given.tolist(), drawn.tolist(), [-1] * rows, [-1] * rows)
+        assert (accepted.tolist(), final.tolist()) == (expected + [False] * padding, ends + [False] * padding)
+        assert done.sampled_token_ids.tolist() == [int(drawn[row]) for row in range(live) if ends[row]]
+        assert int(done.num_generated_tokens.sum()) == sum(expected)
 
 
 def good() -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 
 import torch
 
@@ -132,6 +133,16 @@ def cases() -> list[Case]:
         defaults = {"placeholders": 0, "extra": 0, "rows_missing": 0}
         make = partial(_prepare, **{**defaults, **sizes, **options})  # type: ignore[arg-type]
         found.append(Case("prepare_v4_decode_metadata_tl", f"prepare-{name}", make, large=large, engine=engine))
+    for index, (base, ratios) in enumerate(product((30, 31, 127, 200, 255), ("2-2-2", "12-none-12", "1-none-1"))):
+        sizes = {"r": 1024, "max_seqlen_q": (1, 5, 8)[index % 3], "base": base, "ratios": ratios, "rows_missing": 0}
+        options = {
+            "placeholders": index % 2 * 200,
+            "extra": index % 4 * 32,
+            "blocks": (1024, 4096)[index % 2],
+            **window,
+        }
+        make = partial(_prepare, **{**sizes, **options})  # type: ignore[arg-type]
+        found.append(Case("prepare_v4_decode_metadata_tl", f"prepare-1024-{base}-{ratios}", make, large=True))
     for name, options, large, engine in (
         ("model", {"r": 5, "max_seqlen_q": 6, "base": 9000, "blocks": 8256, "placeholders": 2}, False, True),
         ("two-pieces", {"r": 4, "max_seqlen_q": 3, "base": 1100 * 128, "blocks": 1500}, False, False),

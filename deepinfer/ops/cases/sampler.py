@@ -87,11 +87,11 @@ def cases() -> list[Case]:
         ("by-index-1024", "by_index", torch.float32, 40, 1024, True),
         ("by-index-i32", "by_index", torch.int32, 300, 40, False),
         ("by-index-i32-1024", "by_index", torch.int32, 40, 1024, True),
-        ("by-index-vocabulary", "by_index", torch.float32, 7, 129280, True),
+        ("by-index-vocabulary", "by_index", torch.float32, 2, 129280, True),
     ):
         make = partial(_look_up, mode=mode, dtype=dtype, q=q, width=width)
         found.append(Case("map_lookup_tl", name, make, engine=engine))
-    for name, mode, q in (("large-by-key", "by_key", 256), ("large-by-index", "by_index", 1536)):
+    for name, mode, q in (("large-by-key", "by_key", 1536), ("large-by-index", "by_index", 1536)):
         make = partial(_look_up, mode=mode, dtype=torch.float32, q=q, width=4096)
         found.append(Case("map_lookup_tl", name, make, large=True))
     return found + remap_draft_topk.cases() + verification.cases()

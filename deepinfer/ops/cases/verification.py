@@ -30,20 +30,26 @@ class Batch:
         """Query rows."""
         return self.row_to_req.shape[0]
 
+    @property
+    def live(self) -> torch.Tensor:
+        """[q] bool: rows of a request."""
+        return (self.row_to_req >= 0) & (self.row_to_req < self.ftp.shape[0])
+
 
 def batch(generator: torch.Generator, r: int, max_steps: int, padding: int = 0) -> Batch:
-    """A batch with `padding` rows and as many requests of none (first row -1, length 0)."""
+    """A batch with `padding` rows, whose request is -1 or far too large, and as many requests without rows."""
     lengths = torch.randint(1, max_steps + 1, (r,), dtype=torch.int32, generator=generator)
-    ends = lengths.cumsum(0, dtype=torch.int32)
+    starts = lengths.cumsum(0, dtype=torch.int32) - lengths
     requests = torch.arange(r, dtype=torch.int32).repeat_interleave(lengths)
-    steps = torch.arange(requests.shape[0], dtype=torch.int32) - (ends - lengths)[requests.long()]
-    ends = torch.nn.functional.pad(ends, (0, padding), value=-1)
-    lengths = torch.nn.functional.pad(lengths, (0, padding))
-    live = requests.shape[0]
-    requests = torch.nn.functional.pad(requests, (0, padding), value=-1)
-    steps = torch.nn.functional.pad(steps, (0, padding))
-    verify = torch.nn.functional.pad(steps[:live] + 1 < lengths[requests[:live].long()], (0, padding))
-    return Batch(ends - lengths, lengths, requests, steps, verify)
+    steps = torch.arange(requests.shape[0], dtype=torch.int32) - starts[requests.long()]
+    verify = steps + 1 < lengths[requests.long()]
+    nobody = torch.tensor([-1, 998244353], dtype=torch.int32).repeat(padding)[:padding]
+
+    def padded(value: torch.Tensor, fill: int) -> torch.Tensor:
+        return torch.nn.functional.pad(value, (0, padding), value=fill)
+
+    requests = torch.cat([requests, nobody])
+    return Batch(padded(starts, -1), padded(lengths, 0), requests, padded(steps, 0), padded(verify, 1))
 
 
 def tokens(generator: torch.Generator, *shape: int, high: int = VOCABULARY) -> torch.Tensor:
@@ -90,8 +96,9 @@ def _finalize(
     q, requests, num_steps = rows.q, rows.ftp.shape[0], counters or max_steps
     # Accepted prefixes as get_accept_result gives them: every request accepts a random number of its drafts.
     kept = (torch.rand(requests, generator=generator) * rows.seqlen_q).int()
-    live = rows.row_to_req >= 0
-    ends = torch.where(live, kept[rows.row_to_req.clamp(min=0).long()], 0)
+    live = rows.live
+    ends = torch.zeros_like(rows.row_to_req)
+    ends[live] = kept[rows.row_to_req[live].long()]
     pool = torch.rand(2 * q + 3, generator=generator)
     read = torch.randint(-1, pool.shape[0] + 1, (q,), dtype=torch.int32, generator=generator)
     stop = tokens(generator, requests, stops, high=30)

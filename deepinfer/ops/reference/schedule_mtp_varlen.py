@@ -22,7 +22,8 @@ def compute_seqlens_q_by_confidence_rates_tl(nextn: int) -> Kernel:
         for step in range(nextn):
             product = product * rates[remap[known].long(), step]
             cum_rates[known, step] = product.nan_to_num(nan=0.0, posinf=torch.inf, neginf=-torch.inf)
-        order = torch.sort(cum_rates.flatten(), descending=True, stable=True).indices
+        keys = cum_rates.flatten() + 0.0  # -0.0 becomes 0.0, which it ties with
+        order = torch.sort(keys, descending=True, stable=True).indices
         chosen = order[: max(total_q - remap.shape[0], 0)] // nextn
         seqlens_q.copy_(1 + torch.bincount(chosen, minlength=remap.shape[0]))
 
