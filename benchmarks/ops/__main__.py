@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import triton
 
-from benchmarks.ops import dry, run, table
+from benchmarks.ops import compiling, dry, run, table
 from benchmarks.ops.entries import entries
 from benchmarks.ops.facts import ROOT
 from benchmarks.ops.plan import Column, Order
@@ -45,6 +46,8 @@ def main(argv: Sequence[str]) -> int:
         if not (given.report / run.ROWS).is_file():
             raise UsageError(f"{given.report} has no {run.ROWS}", next_step="name the --out folder of a run")
         return _show(run.report(given.report, chosen, list(argv)), as_json=given.json)
+    if given.compile:
+        return _compile(chosen, as_json=given.json)
     if given.dry_run:
         return _dry(chosen, as_json=given.json)
     if given.device == "cuda" and not torch.cuda.is_available():
@@ -106,6 +109,20 @@ def _dry(chosen: Sequence[str], *, as_json: bool) -> int:
     return 1 if wrong else 0
 
 
+def _compile(chosen: Sequence[str], *, as_json: bool) -> int:
+    count = compiling.compile_entries(entries(chosen))
+    variants = {name: len(hashes) for name, hashes in sorted(count.variants.items())}
+    for problem in count.problems:
+        print(problem, file=sys.stderr, flush=True)
+    if as_json:
+        told = {"triton": triton.__version__, "variants": variants, "seconds": count.seconds}
+        print(json.dumps({**told, "problems": count.problems}))
+    else:
+        print("\n".join(f"{number:4d}  {name}" for name, number in variants.items()))
+        print(f"{sum(variants.values())} variants under Triton {triton.__version__}, {count.seconds:.1f} s to compile")
+    return 1 if count.problems else 0
+
+
 def _parser() -> Parser:
     parser = Parser(
         prog="python -m benchmarks.ops",
@@ -130,6 +147,7 @@ def _parser() -> Parser:
     )
     add("--device", default="cuda", choices=("cuda", "cpu"), help="cpu: the interpreter or the reference, for tests")
     add("--dry-run", action="store_true", help="few rows on a CPU, the reference only, nothing is measured")
+    add("--compile", action="store_true", help="compile for a Hopper GPU, without one; count variants and seconds")
     add("--report", type=Path, metavar="DIR", help="measure nothing: make the files of a run in DIR from its rows")
     add("--json", action="store_true", help="print JSON alone on stdout")
     return parser

@@ -36,7 +36,7 @@ def draw(found: Mapping[str, Any], folder: Path) -> Path:
 
 
 def _with_matplotlib(shown: Sequence[tuple[str, float]], title: str, path: Path) -> Path:
-    import matplotlib
+    import matplotlib  # type: ignore[import-not-found]  # it is used where it happens to be
 
     matplotlib.use("Agg")
     from matplotlib import pyplot

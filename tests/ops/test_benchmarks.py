@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.ops import column, dry, plan, plot, results, table, timing
+from benchmarks.ops import column, dry, plan, plot, results, run, table, timing
 from benchmarks.ops.__main__ import main
 from benchmarks.ops.entries import entries
 from benchmarks.ops.entry import Entry, Inputs, Work, footprint, reads, work, writes
@@ -292,6 +292,34 @@ def test_upstream_in_a_process_of_its_own(tmp_path: Path, package: Path) -> None
     assert rows["gather_tl/embedding@1"] == rows["store_kv_cache_tl/swa@1"] == ""
     told = rows["norm_tl/hidden@1"]
     assert "deepinfer.kernels has no norm_tl; broken: ModuleNotFoundError" in told
+
+
+def test_run_goes_on_behind_a_crash(tmp_path: Path, package: Path) -> None:
+    """The kernel ends its process; the workload is named, and the ones behind it are measured in another."""
+    (package / "deepinfer" / "kernels" / "crash.py").write_text(
+        "import os\ndef expand_swa_index_tl(*parameters):\n    return lambda *arguments: os._exit(9)\n"
+    )
+    column = Column("upstream", "upstream", str(package), "deepinfer.kernels", seconds=60.0)
+    wanted = order(tmp_path, factories=["gather_tl", "expand_swa_index_tl", "store_kv_cache_tl"], rows=(1,))
+    said: list[str] = []
+    found = run.run([column], wanted, tmp_path / "out", said.append)
+    problems = {row["factory"]: row["problem"] for row in found["rows"]}
+    assert problems == {"gather_tl": "", "expand_swa_index_tl": "ended with exit code 9", "store_kv_cache_tl": ""}
+    assert said[-1] == "upstream: 2 of 3 workloads" and found["columns"][0]["problem"] == ""
+
+
+def test_module_that_cannot_be_imported_is_told(tmp_path: Path, package: Path) -> None:
+    column = Column("upstream", "upstream", str(package), "deepinfer.kernels.broken", seconds=60.0)
+    found = run.run([column], order(tmp_path, factories=["gather_tl"], rows=(1,)), tmp_path / "out", print)
+    assert found["rows"] == [] and "No module named 'no_such_package'" in found["columns"][0]["problem"]
+
+
+def test_compiles_without_a_gpu() -> None:
+    command = [sys.executable, "-m", "benchmarks.ops", "swa_index", "--compile", "--json"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["problems"] == [] and set(found["variants"]) == {"swa_index._expand_swa_index"}
 
 
 def test_whole_run_on_a_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

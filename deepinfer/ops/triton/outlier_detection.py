@@ -11,7 +11,11 @@ import triton.language as tl
 from deepinfer.ops.dispatch import Kernel
 from deepinfer.ops.launch import cdiv, launch, multiprocessors
 
-BLOCK = 2048
+BLOCK = 1024
+WARPS = 1
+"""Every thread of a program prints what it found: a warp of them is enough."""
+PROGRAMS = 32
+"""Of a multiprocessor."""
 
 
 @triton.jit(do_not_specialize=["identity", "numel"])
@@ -36,10 +40,12 @@ def detect_outlier_and_abort_tl(dtype: torch.dtype, max_abs: float = 1e11) -> Ke
 
     def run(data: torch.Tensor, id: int) -> None:
         numel = data.shape[0]
-        programs = min(cdiv(numel, BLOCK), multiprocessors(data.device) * 8)
+        programs = min(cdiv(numel, BLOCK), multiprocessors(data.device) * PROGRAMS)
         if programs == 0:
             return
         share = cdiv(cdiv(numel, programs), BLOCK) * BLOCK
-        launch(_detect, (cdiv(numel, share),), data, id, max_abs, numel, share, BLOCK=BLOCK, debug=True)
+        launch(
+            _detect, (cdiv(numel, share),), data, id, max_abs, numel, share, BLOCK=BLOCK, num_warps=WARPS, debug=True
+        )
 
     return run
