@@ -34,11 +34,16 @@ class Outcome:
     operators: Sequence[str] = ()
 
 
-def outcome(before: Call, after: Call, operators: Sequence[str] = ()) -> Outcome:
+def outcome(before: Call, after: Call) -> Outcome:
     """What became of a call: `after` is laid out as `before`, both on the CPU."""
+    return _outcome(after, _bytes_of_no_output(before.arguments), _bytes_of_no_output(after.arguments), ())
+
+
+def _outcome(
+    after: Call, before: Sequence[torch.Tensor], rest: Sequence[torch.Tensor], operators: Sequence[str]
+) -> Outcome:
     results = {one.name: one.value for one in after.arguments if isinstance(one.value, torch.Tensor)}
-    rest = _bytes_of_no_output(after.arguments)
-    return Outcome(results, rest, _bytes_of_no_output(before.arguments), after, operators)
+    return Outcome(results, rest, before, after, operators)
 
 
 def relocated(call: Call, device: torch.device | str) -> Call:
@@ -64,6 +69,7 @@ def execute(factory: dispatch.Factory, call: Call, device: torch.device | str, *
     """
     here = relocated(call, device)
     values = [one.value for one in here.arguments]
+    before = _bytes_of_no_output(here.arguments)
     found: Sequence[str] = ()
     if watch:
         with Watched() as watched:
@@ -71,7 +77,7 @@ def execute(factory: dispatch.Factory, call: Call, device: torch.device | str, *
         found = watched.found
     else:
         factory(*call.parameters, **call.named)(*values)
-    return outcome(call, relocated(here, "cpu"), found)
+    return _outcome(relocated(here, "cpu"), before, _bytes_of_no_output(here.arguments), found)
 
 
 def run(name: str, call: Call, backend: str, device: torch.device | str) -> Outcome:
