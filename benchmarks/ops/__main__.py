@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -76,13 +77,14 @@ def _columns(given: argparse.Namespace) -> list[Column]:
         raise UsageError(f"--columns has no {unknown[0]!r}", next_step="use reference, compiled, both or ''")
     found += [(Column(kind, kind), SHARES[kind]) for kind in ("reference", "compiled") if kind in wanted]
     for path in given.triton:
-        found.append((Column(f"triton in {_folder(path).name}", "triton", str(_folder(path))), SHARES["triton"] / 2))
+        folder = _folder(path)
+        found.append((Column(f"triton {_triton_version(folder)}", "triton", str(folder)), SHARES["triton"] / 2))
     if given.upstream:
         path = os.pathsep.join(str(_folder(Path(one))) for one in given.upstream.split(os.pathsep))
         found.append((Column("upstream", "upstream", path, given.upstream_module), SHARES["upstream"]))
     labels = [column.label for column, _ in found]
     if len(set(labels)) < len(labels):
-        raise UsageError("two folders of --triton have one name", next_step="give them different names")
+        raise UsageError("two folders of --triton hold one version", next_step="leave one of them out")
     total = sum(share for _, share in found)
     return [
         Column(one.label, one.kind, one.path, one.module, max(given.seconds * share / total - run.START, 1.0))
@@ -94,6 +96,19 @@ def _folder(path: Path) -> Path:
     if not path.is_dir():
         raise UsageError(f"{path} is no folder", next_step="name the folder that goes on PYTHONPATH")
     return path.resolve()
+
+
+def _triton_version(folder: Path) -> str:
+    try:
+        text = (folder / "triton" / "__init__.py").read_text(encoding="utf-8")
+    except OSError:
+        text = ""
+    found = re.search(r"^__version__\s*=\s*['\"]([^'\"]+)", text, re.MULTILINE)
+    if found is None:
+        raise UsageError(
+            f"there is no Triton in {folder}", next_step=f"pip install --no-deps --target {folder} triton==3.5.1"
+        )
+    return found[1]
 
 
 def _dry(chosen: Sequence[str], *, as_json: bool) -> int:

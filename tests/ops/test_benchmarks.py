@@ -344,6 +344,7 @@ def test_whole_run_on_a_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         (["--report", "/no/such"], UsageError, "/no/such has no rows.jsonl"),
         (["--device", "cpu", "--columns", "fast"], UsageError, "--columns has no 'fast'"),
         (["--device", "cpu", "--triton", "/no/such"], UsageError, "/no/such is no folder"),
+        (["--device", "cpu", "--triton", "/proc"], UsageError, "there is no Triton in /proc"),
         (["--device", "cpu", "--upstream", "/no/such"], UsageError, "/no/such is no folder"),
     ],
 )
