@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 import triton
@@ -18,6 +19,7 @@ from deepinfer.ops.launch import launch
 from deepinfer.ops.random_sampling import random_sampling
 from deepinfer.ops.reference import exponential as reference
 from deepinfer.ops.triton import exponential, inverse_cdf, philox
+from deepinfer.ops.triton.fused_sample import COARSE, Plan, kernel_of
 
 SEEDS = (0, 1, 12345, 2**63 - 1, 2**63, 2**64 - 1)
 SUBSEQUENCES = (0, 1, 2048, 4097, -1, 300000002)
@@ -119,6 +121,34 @@ def batches_differ(device: str, count: int, width: int) -> list[str]:
     return [name for name, way in ways.items() if not all(map(torch.equal, once, way()))]
 
 
+def plans_differ(device: str) -> list[str]:
+    """Rows that a smaller plan filters differently: one that narrows brackets as in a large vocabulary."""
+    generator = torch.Generator().manual_seed(11)
+    count, width = 9, 200
+    rows = torch.randn(count, width, generator=generator)
+    rows[1] *= 1e30
+    rows[2] = torch.randint(-2, 3, (width,), generator=generator).float()
+    rows[3, 1:] = 0.5
+    rows[4, torch.rand(width, generator=generator) < 0.8] = float("-inf")
+    rows[5, 9] = 80.0
+    rows[6] = torch.where(torch.rand(width, generator=generator) < 0.5, 0.0, -0.0)
+    rows[7] = rows[7] * 1e-3 + 100
+    limits = [
+        torch.tensor([1.0, 1.0, 0.5, 1.0, 30.0, 1.0, 1.0, 1e-5, 1.0]),
+        torch.tensor([0.9, 0.95, 0.9, 0.5, 0.9, 1.0, 0.6, 0.9, 0.999999999]),
+        torch.tensor([-1, -1, 150, 60, -1, 20, -1, 5, 199], dtype=torch.int32),
+    ]
+    usual = Plan.of(width)
+    found = []
+    for plan in (usual, replace(usual, part=64, capacity=4, steps=COARSE)):
+        out, workspace = torch.empty((count, width), device=device), torch.empty((count, 2), device=device)
+        given = [one.to(device) for one in (rows, *limits)]
+        arguments = [*given, None, None, None, out, None, given[0], None, None, None, None, None, 0, workspace]
+        kernel_of(plan, False, False)(*arguments)
+        found.append(out.cpu().view(torch.int32))
+    return [f"row {row}" for row in (found[0] != found[1]).any(1).nonzero()[:, 0].tolist()]
+
+
 def _present(value: torch.Tensor | None) -> torch.Tensor:
     assert value is not None
     return value
@@ -130,6 +160,7 @@ def answers(device: str, sizes: list[tuple[int, int]]) -> dict[str, object]:
         return {
             "stream": stream(device),
             "exponentials": exponentials_differ(device),
+            "plans": plans_differ(device),
             "batches": [batches_differ(device, count, width) for count, width in sizes],
         }
 

@@ -146,6 +146,7 @@ def is_right(answers: dict[str, Any]) -> None:
     assert answers["stream"]["drawn"] == [below_by_definition(one, 2**31) for one in words]
     assert max(next(place for place, word in enumerate(one) if word < 2**31) for one in words) >= 4
     assert answers["exponentials"] == 0
+    assert answers["plans"] == []
     assert not any(answers["batches"]), answers["batches"]
 
 

@@ -52,12 +52,12 @@ def judge(expected: Results, got: Results, *, seed_offset: int, sample: bool, re
 
 def _beyond_top_p(results: Results, row: int, differing: torch.Tensor) -> str:
     """'' if all tokens that differ lie at the edge of top-p in the descending order, where rounding decides."""
-    logits = results["logits"][row].double()
-    temperature = results["temperatures"][row].double().clamp(min=1e-5)
-    ordered, order = torch.softmax(logits / temperature, 0).sort(descending=True, stable=True)
-    after = torch.empty_like(ordered)
-    after[order] = ordered.cumsum(0)
-    before = after - torch.softmax(logits / temperature, 0)
+    logits = results["logits"][row]
+    order = logits.argsort(descending=True, stable=True)
+    share = torch.softmax(logits.double() / results["temperatures"][row].double().clamp(min=1e-5), 0)
+    after = torch.empty_like(share)
+    after[order] = share[order].cumsum(0)
+    before = after - share
     top_p = results["top_p"][row].double()
     far = differing & ((before > top_p + _NEAR_TOP_P) | (after < top_p - _NEAR_TOP_P))
     return "" if not far.any() else f"{int(far.sum())} tokens differ away from top_p, first {int(far.nonzero()[0, 0])}"

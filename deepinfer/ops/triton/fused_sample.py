@@ -17,31 +17,38 @@ from deepinfer.ops.triton.sample_filter import CAPACITY, COARSE, chunk_sums, col
 from deepinfer.ops.triton.sample_threshold import find_threshold
 
 _CHUNK = 8192
-_PART = 4096  # of the passes that only add whole numbers: fewer registers, more programs on a multiprocessor
+_PART = 4096
 _BRACKETS = 4 * (COARSE + 1)
 _BINS = next_power_of_2(16 * COARSE)
 
 
 @dataclass(frozen=True)
-class _Plan:
-    """How rows of a width are cut; nothing of it depends on how many rows there are."""
+class Plan:
+    """How rows of a width are cut; nothing of it depends on how many rows there are.
+
+    chunk: values a program, which fixes the order of the one sum of floats. part: the same in passes that add whole
+    numbers, smaller for the sake of registers. steps: passes that narrow the bracket; capacity: what is few enough.
+    Results depend on the width alone: other parts, steps and capacities give the same bits.
+    """
 
     width: int
     chunk: int
-    chunks: int
-    lanes: int
+    part: int
     capacity: int
     steps: int
 
     @staticmethod
-    def of(width: int) -> _Plan:
+    def of(width: int) -> Plan:
         chunk = min(_CHUNK, next_power_of_2(width))
-        capacity = min(CAPACITY, chunk)
-        return _Plan(width, chunk, cdiv(width, chunk), lanes_of(width), capacity, COARSE if width > CAPACITY else 0)
+        return Plan(width, chunk, min(_PART, chunk), min(CAPACITY, chunk), COARSE if width > CAPACITY else 0)
 
     @property
-    def part(self) -> int:
-        return min(_PART, self.chunk)
+    def chunks(self) -> int:
+        return cdiv(self.width, self.chunk)
+
+    @property
+    def lanes(self) -> int:
+        return lanes_of(self.width)
 
     @property
     def warps(self) -> int:
@@ -51,7 +58,7 @@ class _Plan:
 class _Scratch:
     """What the launches of one call tell each other, row by row."""
 
-    def __init__(self, rows: int, plan: _Plan, device: torch.device) -> None:
+    def __init__(self, rows: int, plan: Plan, device: torch.device) -> None:
         def empty(*shape: int, dtype: torch.dtype) -> torch.Tensor:
             return torch.empty((rows, *shape), dtype=dtype, device=device)
 
@@ -66,7 +73,7 @@ class _Scratch:
 
 
 def _filter(
-    plan: _Plan,
+    plan: Plan,
     scratch: _Scratch,
     logits: torch.Tensor,
     temperatures: torch.Tensor,
@@ -107,7 +114,11 @@ def _filter(
 @functools.cache
 def fused_sample_tl(vocab_size: int, do_sample: bool, do_reject_sampling: bool) -> Kernel:
     """Filter, renormalise, and draw or verify; arguments as kernel_spec A.1 lists them."""
-    plan = _Plan.of(vocab_size)
+    return kernel_of(Plan.of(vocab_size), do_sample, do_reject_sampling)
+
+
+def kernel_of(plan: Plan, do_sample: bool, do_reject_sampling: bool) -> Kernel:
+    """The kernel with its rows cut as a plan says."""
 
     def run(
         logits: torch.Tensor,
