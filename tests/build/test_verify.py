@@ -372,3 +372,10 @@ def test_without_cosign_nothing_is_signed_and_no_signature_believed(
 
 def test_manifest_facts_are_named_as_people_would(ground: Ground) -> None:
     assert "cells[flagtree/deep_gemm].artefact.sha256" in manifest_facts(ground.evidence().manifest)
+
+
+def test_what_is_fetched_from_a_registry_is_neither_named_nor_signed(tmp_path: Path) -> None:
+    name = "registry.example.org/team/deepinfer@sha256:" + "0" * 64
+    for manifest, sign_it in ((tmp_path, False), (None, True)):
+        with pytest.raises(UsageError, match="--registry fetches"):
+            command.run(name, manifest=manifest, key="", sign=sign_it, as_json=False, registry=True)
