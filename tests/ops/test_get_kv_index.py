@@ -110,6 +110,21 @@ def test_rows_of_any_offset(offset: int, length: int, width: int, size: int) -> 
     assert got[0].tolist() == _row(offset, length, width, size, None)
 
 
+@settings(derandomize=True, max_examples=60, deadline=None)
+@given(
+    st.lists(st.integers(0, 10_000), max_size=9),
+    st.integers(-9, 60),
+    st.integers(-3, 40),
+    st.integers(1, 33),
+    st.sampled_from([1, 3, 4]),
+)
+def test_rows_of_any_table(table: list[int], offset: int, length: int, width: int, size: int) -> None:
+    pair, entries = torch.tensor([[offset, length]], dtype=torch.int32), torch.tensor(table, dtype=torch.int32)
+    with using("reference"):
+        got = get_kv_ca_index_decode(pair, width, size, entries)
+    assert got[0].tolist() == _row(offset, length, width, size, table)
+
+
 def test_draft_interface() -> None:
     slots, positions = torch.tensor([20 + 3, 21 + 3], dtype=torch.int32), torch.tensor([3, 4], dtype=torch.int32)
     ftp, accepted = torch.tensor([0, -1], dtype=torch.int32), torch.tensor([1, 0], dtype=torch.int32)

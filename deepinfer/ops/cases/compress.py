@@ -27,10 +27,10 @@ def _tokens(generator: torch.Generator, rows: int, dim: int, stride: int) -> tup
 
 
 def _state(generator: torch.Generator, slots: int, ring: int, dim: int, stride: int) -> torch.Tensor:
-    """[slots, ring, 2, dim] cut out of wider slots, with bytes around it that must stay."""
+    """[slots, ring, 2, dim] cut out of wider slots, whose other bytes must stay."""
     stride = max(stride, ring * 2 * dim + 8)
-    whole = torch.randn(slots * stride + 8, generator=generator)
-    return whole.as_strided((slots, ring, 2, dim), (stride, 2 * dim, dim, 1), 8)
+    state = torch.full((slots * stride + 8,), -77.0).as_strided((slots, ring, 2, dim), (stride, 2 * dim, dim, 1), 8)
+    return state.copy_(torch.randn((slots, ring, 2, dim), generator=generator))
 
 
 def _int32(values: list[int]) -> torch.Tensor:

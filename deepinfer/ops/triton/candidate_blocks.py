@@ -39,7 +39,8 @@ def _candidate_block_max(
     if tl.program_id(1) == 0:
         tl.store(valid_blocks + row, valid)
     # The last valid block scores +inf whatever it holds, thus only whole blocks are read.
-    for part in range(tl.program_id(1), tl.cdiv(valid, BLOCKS), tl.num_programs(1)):
+    part = tl.program_id(1)
+    while part * BLOCKS < valid:
         block = part * BLOCKS + tl.arange(0, BLOCKS)
         whole = block < valid - 1
         column = block[:, None] * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)[None, :]
@@ -48,6 +49,7 @@ def _candidate_block_max(
         value = tl.where(value == value, tl.minimum(value, _LARGEST_BF16), float("-inf"))
         score = tl.where(whole, tl.max(value, 1), float("inf"))
         tl.store(block_scores + row * scores_stride + block, narrow(score), mask=block < valid)
+        part += tl.num_programs(1)
 
 
 @functools.cache
@@ -85,14 +87,20 @@ def candidate_block_max_tl(max_model_len: int, block_size: int) -> Kernel:
 
 @triton.jit(do_not_specialize=["stride8"])
 def _candidate_compact_lens(
-    candidate_blocks, valid_lens, compact_lens, topk_blocks, stride8, BLOCK_SIZE: tl.constexpr, COLUMNS: tl.constexpr
+    candidate_blocks,
+    valid_lens,
+    compact_lens,
+    stride8,
+    TOPK_BLOCKS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    COLUMNS: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     length = tl.load(valid_lens + row).to(tl.int64)
     total = tl.zeros([COLUMNS], tl.int32)
-    for begin in range(0, topk_blocks, COLUMNS):
+    for begin in range(0, TOPK_BLOCKS, COLUMNS):
         column = begin + tl.arange(0, COLUMNS)
-        block = tl.load(candidate_blocks + row * stride8 * 8 + column, mask=column < topk_blocks, other=-1)
+        block = tl.load(candidate_blocks + row * stride8 * 8 + column, mask=column < TOPK_BLOCKS, other=-1)
         # int64: a block number near 2^31 passes it when multiplied.
         held = tl.minimum(tl.maximum(length - block.to(tl.int64) * BLOCK_SIZE, 0), BLOCK_SIZE).to(tl.int32)
         total += tl.where(block >= 0, held, 0)
@@ -104,11 +112,10 @@ def get_candidate_compact_lens_tl(topk_blocks: int, block_size: int) -> Kernel:
     """compact_lens = sum over blocks b >= 0 of clamp(valid_len - b*bs, 0, bs)."""
 
     def run(candidate_blocks: torch.Tensor, valid_lens: torch.Tensor, compact_lens: torch.Tensor) -> None:
+        arguments = (candidate_blocks, valid_lens, compact_lens, eighth(candidate_blocks))
         columns = min(next_power_of_2(topk_blocks), 1024)
-        tensors = (candidate_blocks, valid_lens, compact_lens)
-        strides = (topk_blocks, eighth(candidate_blocks))
-        grid = (candidate_blocks.shape[0],)
-        launch(_candidate_compact_lens, grid, *tensors, *strides, BLOCK_SIZE=block_size, COLUMNS=columns)
+        constants = {"TOPK_BLOCKS": topk_blocks, "BLOCK_SIZE": block_size, "COLUMNS": columns}
+        launch(_candidate_compact_lens, (candidate_blocks.shape[0],), *arguments, **constants)
 
     return run
 

@@ -15,12 +15,12 @@ from deepinfer.ops.triton.quantize import narrow, widen
 
 
 @triton.jit
-def _products(x, weight, offset, width, total, COLUMNS: tl.constexpr):
+def _products(x, weight, OFFSET: tl.constexpr, WIDTH: tl.constexpr, total, COLUMNS: tl.constexpr):
     """total + x * weight, column block by column block: each lane adds its own columns, first to last."""
-    for begin in range(0, width, COLUMNS):
+    for begin in range(0, WIDTH, COLUMNS):
         column = begin + tl.arange(0, COLUMNS)
-        own = widen(tl.load(x + column, mask=column < width, other=0.0))
-        total += own * widen(tl.load(weight + offset + column, mask=column < width, other=0.0))
+        own = widen(tl.load(x + column, mask=column < WIDTH, other=0.0))
+        total += own * widen(tl.load(weight + OFFSET + column, mask=column < WIDTH, other=0.0))
     return total
 
 
@@ -31,19 +31,18 @@ def _confidence_head(
     weight,
     out,
     temp,
-    n_embed,
-    markov_rank,
     x0_stride8,
     x1_stride,
     out_stride,
-    HAS_MARKOV: tl.constexpr,
+    N_EMBED: tl.constexpr,
+    MARKOV_RANK: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
     # One program a row, so that the order of the sum cannot depend on how many rows there are.
     row = tl.program_id(0).to(tl.int64)
-    total = _products(x0 + row * x0_stride8 * 8, weight, 0, n_embed, tl.zeros([COLUMNS], tl.float32), COLUMNS)
-    if HAS_MARKOV:
-        total = _products(x1 + row * x1_stride, weight, n_embed, markov_rank, total, COLUMNS)
+    total = _products(x0 + row * x0_stride8 * 8, weight, 0, N_EMBED, tl.zeros([COLUMNS], tl.float32), COLUMNS)
+    if MARKOV_RANK > 0:
+        total = _products(x1 + row * x1_stride, weight, N_EMBED, MARKOV_RANK, total, COLUMNS)
     y = tl.div_rn(tl.sum(total, 0), temp)
     # Comparisons, as those leave a NaN what it is.
     y = tl.where(y > 60.0, 60.0, tl.where(y < -60.0, -60.0, y))
@@ -53,12 +52,14 @@ def _confidence_head(
 @functools.cache
 def confidence_head_fused_tl(n_embed: int, markov_rank: int, has_markov_emb: bool) -> Kernel:
     """out = sigmoid(clamp(([x0 | x1] . weight) / temp, -60, 60)), float32."""
-    columns = min(next_power_of_2(n_embed), 1024)
+    columns = min(next_power_of_2(n_embed), 2048)
+    warps = max(columns // 256, 1)  # 16 bytes a thread
+    constants = {"N_EMBED": n_embed, "MARKOV_RANK": markov_rank if has_markov_emb else 0, "COLUMNS": columns}
 
     def run(x0: torch.Tensor, x1: torch.Tensor | None, weight: torch.Tensor, out: torch.Tensor, temp: float) -> None:
         strides = (eighth(x0), x1.stride(0) if x1 is not None else 0, out.stride(0))
-        arguments = (x0, x1 if has_markov_emb else None, weight, out, temp, n_embed, markov_rank, *strides)
-        launch(_confidence_head, (x0.shape[0],), *arguments, HAS_MARKOV=has_markov_emb, COLUMNS=columns)
+        arguments = (x0, x1 if has_markov_emb else None, weight, out, temp, *strides)
+        launch(_confidence_head, (x0.shape[0],), *arguments, **constants, num_warps=warps)
 
     return run
 

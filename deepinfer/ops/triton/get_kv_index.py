@@ -96,11 +96,11 @@ def _draft_input(
     drafts,
     kv_len,
     window,
-    padded,
     RING: tl.constexpr,
     HAS_VALID: tl.constexpr,
     HAS_RANDOM: tl.constexpr,
     DRAFTS: tl.constexpr,
+    PADDED: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
     request = tl.program_id(0).to(tl.int64)
@@ -122,12 +122,12 @@ def _draft_input(
     if HAS_RANDOM:
         tl.store(random_out + out, tl.zeros([DRAFTS], tl.int8), mask=own)
 
-    for begin in range(0, padded, COLUMNS):
+    for begin in range(0, PADDED, COLUMNS):
         column = begin + tl.arange(0, COLUMNS)
         seen = last - (window - 1) + column
         key = tl.where(valid & (column < kv_len) & (seen >= 0), floor_mod(seen, RING) + base, -1)
-        rows = kv_index_out + out[:, None] * padded + column[None, :]
-        inside = own[:, None] & (column < padded)[None, :]
+        rows = kv_index_out + out[:, None] * PADDED + column[None, :]
+        inside = own[:, None] & (column < PADDED)[None, :]
         tl.store(rows, tl.broadcast_to(key[None, :], (DRAFTS, COLUMNS)), mask=inside)
 
 
@@ -169,11 +169,11 @@ def get_fused_dflash_get_input_tl(
             drafts,
             kv_len,
             window_size,
-            padded_kv_len,
             RING=swa_block_size,
             HAS_VALID=has_valid_token_mask,
             HAS_RANDOM=has_gate_force_random,
             DRAFTS=next_power_of_2(drafts),
+            PADDED=padded_kv_len,
             COLUMNS=min(next_power_of_2(padded_kv_len), 256),
         )
 
