@@ -142,7 +142,8 @@ _BUILD = """\
           }}
           for image in $IMAGES; do
             one "$image" || failed+=("$image")
-            ./run clean --image "$image" --yes
+            # Another job on this machine may be building it: then it stays.
+            ./run clean --image "$image" --yes || true
           done
           if [ ${{#failed[@]}} -gt 0 ]; then
             echo "::error::failed: ${{failed[*]}}"
