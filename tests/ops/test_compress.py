@@ -114,6 +114,16 @@ def test_chunked_prefill_and_decode_give_what_one_chunk_gives(chunks: tuple[int,
     assert state[0].isnan().all()
 
 
+def test_no_rows() -> None:
+    rows, none, zero = torch.zeros((0, 8)), torch.zeros(0, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
+    state = torch.ones((3, 3, 2, 8))
+    with using("reference"):
+        made = compress_and_update_state_prefill(rows, rows, state, none, none, zero, zero, zero, 2)
+        assert made.shape == (0, 8)
+        assert compress_and_update_state_decode(rows, rows, state, none, none, 1, 2).shape == (0, 8)
+    assert state.eq(1).all()
+
+
 _TOKENS = torch.zeros((4, 8))
 _STATE = torch.zeros((3, 3, 2, 8))
 _ONE = torch.zeros(1, dtype=torch.int32)

@@ -95,6 +95,7 @@ _EDGES = [(0, 5), (3, 0), (3, 1), (7, 6), (4, 1), (1, 20), (0, 0), (9, 2)]
 def _prefill_cases() -> list[Case]:
     found = []
     for name, r, dim, ring, chunks, stride, slot, engine in (
+        ("empty-batch", 2, 40, 3, [], 0, 0, False),
         ("edges-r1", 1, 40, 7, _EDGES, 0, 0, False),
         ("edges-r2", 2, 40, 7, _EDGES, 0, 0, False),
         ("ring-of-one", 2, 128, 1, [(3, 2), (2, 3)], 0, 0, False),
