@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -331,21 +332,40 @@ def test_a_stall_that_passes_is_waited_out(
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a full disk is a small file system, which only root can mount")
 def test_a_full_registry_is_told_and_nothing_moves(engine: Engine, tmp_path: Path) -> None:
-    small = tmp_path / "small"
-    small.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(small)], capture_output=True)
+    with small_disk(tmp_path / "small") as small, running(tmp_path / "registry", storage=small) as registry:
+        old = publish(engine, made(engine, "old"), registry.host)
+        new = made(engine, "too large", size=8_000_000)
+        with pytest.raises(RegistryCannot, match="beginning an upload failed") as full:
+            publish(engine, new, registry.host, patience=2)
+        assert full.value.exit_code == 4 and "no space is left in the registry" in full.value.cause
+        assert digests(registry.host, new.tag, *ALIASES) == [None, old.digest, old.digest]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a full disk is a small file system, which only root can mount")
+def test_a_registry_without_room_for_what_goes_with_an_image(engine: Engine, tmp_path: Path) -> None:
+    with small_disk(tmp_path / "small") as small, running(tmp_path / "registry", storage=small) as registry:
+        old = publish(engine, made(engine, "old"), registry.host)
+        new = documented(engine, made(engine, "new"), tmp_path / "made")
+        (sbom,) = [document.path for document in new.documents if document.kind == "sbom"]
+        sbom.write_text(json.dumps({"long": random.Random(1).randbytes(4_000_000).hex()}))
+        with pytest.raises(RegistryCannot, match="sending a blob failed") as full:
+            publish(engine, new, registry.host)
+        assert full.value.exit_code == 4 and "no space is left in the registry" in full.value.cause
+        there, *aliases = digests(registry.host, new.tag, *ALIASES)
+        assert there is not None and aliases == [old.digest] * 2, "the image stands under its immutable name alone"
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path) -> Iterator[Path]:
+    """A file system of 3 MB."""
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(folder)], capture_output=True)
     if mounted.returncode != 0:
         pytest.skip(f"no file system can be mounted here: {mounted.stderr.decode().strip()}")
     try:
-        with running(tmp_path / "registry", storage=small) as registry:
-            old = publish(engine, made(engine, "old"), registry.host)
-            new = made(engine, "too large", size=8_000_000)
-            with pytest.raises(RegistryCannot, match="beginning an upload failed") as full:
-                publish(engine, new, registry.host, patience=2)
-            assert full.value.exit_code == 4 and "no space is left in the registry" in full.value.cause
-            assert digests(registry.host, new.tag, *ALIASES) == [None, old.digest, old.digest]
+        yield folder
     finally:
-        subprocess.run(["umount", "-l", str(small)], check=True)
+        subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 def test_the_password_is_taken_from_a_file_and_shown_nowhere(
