@@ -55,7 +55,7 @@ def _upstream(path: str, module: str) -> Obtain:
         raise ImportError(f"{module} comes from {source}, not from {path}")
 
     def kernel(factory: str, call: Call) -> Kernel:
-        parameters = [_translated(one, module) for one in call.parameters]
+        parameters = [_NAMED_OTHERWISE.get((factory, one), _translated(one, module)) for one in call.parameters]
         named = {name: _translated(one, module) for name, one in call.named.items()}
         return _attribute(module, factory)(*parameters, **named)  # type: ignore[no-any-return]
 
@@ -84,6 +84,10 @@ def _translated(value: Any, module: str) -> Any:
     if not isinstance(value, KVCacheFormat):
         return value
     return _attribute(module, "KVCacheFormat")(**dataclasses.asdict(value))
+
+
+_NAMED_OTHERWISE = {("norm_tl", "e4m3"): "float8_e4m3fn"}
+"""(factory, compile-time parameter) -> how upstream's kernels spell it."""
 
 
 @dataclass

@@ -41,7 +41,7 @@ def _norm(width: int, group: int, residual: bool) -> Make:
             arguments += reads(**{name: value}) if value is x else writes(**{name: value})
         distinct = {id(one): one for one in (x, y, weight, added, total, sf, origin)}
         moved = size(*distinct.values())
-        return work(arguments, (width, "bfloat16", "e4m3" if group else "bfloat16"), named, moved=moved)
+        return work(arguments, (width, "bfloat16", "e4m3" if group else "bfloat16", "float"), named, moved=moved)
 
     return make
 
