@@ -85,6 +85,7 @@ def fused_sample(
     if reject:
         check.tensor("is_verify", is_verify, torch.bool, ("Q",), rows="contiguous")
         check.tensor("last_nextn_token_logprobs", drafts[0], torch.float32, ("P", "V"), multiple=8)
+        check.require(check.size("P") > 0, "last_nextn_token_logprobs", "must have at least one row")
         check.tensor("last_next_n_token_ids", drafts[1], torch.int32, ("P",), rows="contiguous")
         check.optional("mtp_info_read_rows", mtp_info_read_rows, torch.int32, ("Q",), rows="contiguous")
     count, width = check.size("Q"), check.size("V")

@@ -278,6 +278,7 @@ POOL = {
         ({**POOL, "sampling_inputs": transform(2)}, ValueError, "is_verify needs SamplingKernelInputs"),
         ({**POOL, "last_nextn_token_logprobs": None}, TypeError, "last_nextn_token_logprobs must be a tensor"),
         ({**POOL, "last_nextn_token_logprobs": torch.zeros(5, 48)}, ValueError, "last_nextn_token_logprobs has"),
+        ({**POOL, "last_nextn_token_logprobs": torch.zeros(0, 40)}, ValueError, "must have at least one row"),
         ({**POOL, "last_next_n_token_ids": torch.zeros(4, dtype=torch.int32)}, ValueError, "has P = 5"),
         ({**POOL, "is_verify": torch.ones(2, dtype=torch.int32)}, TypeError, "is_verify must be bool"),
         ({**POOL, "mtp_info_read_rows": torch.zeros(2)}, TypeError, "mtp_info_read_rows must be int32"),

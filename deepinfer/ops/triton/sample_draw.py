@@ -8,7 +8,7 @@ import triton.language as tl
 from deepinfer.ops.triton import philox
 from deepinfer.ops.triton.exponential import exp
 from deepinfer.ops.triton.inverse_cdf import below, fixed_point, lane_of, place_of
-from deepinfer.ops.triton.sample_filter import WRONG, value_of
+from deepinfer.ops.triton.sample_values import WRONG, value_of
 
 PENALTY = tl.constexpr(5e-5)
 

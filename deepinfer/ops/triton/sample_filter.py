@@ -4,10 +4,6 @@ A row is cut into chunks, one program each, so that few rows fill a GPU too. Onl
 floats, in an order that the chunks fix; every other sum is of integers. So a row's result does not depend on which
 rows are beside it. The threshold is sought in the row's values by narrowing a bracket: COARSE passes over the row
 split it sixteen-fold each, and are skipped once it holds at most CAPACITY values; those are collected and bisected.
-
-Values are compared as whole numbers in the same order (`order`). Mass (in 2^-31) and count of a set travel packed in
-one int64: mass << 30 | count. All kernels are launched with enable_fp_fusion=False: `value_of` must give the same bits
-in each of them.
 """
 
 from __future__ import annotations
@@ -15,68 +11,25 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from deepinfer.ops.triton.sample_values import (
+    FILTERED,
+    FINE,
+    LOWEST_ORDER,
+    PLAIN,
+    WRONG,
+    disorder,
+    load_row,
+    load_temperature,
+    order,
+    packed_of,
+    reaches,
+    targets_of,
+    value_of,
+)
+
 COARSE = 3
-SPLIT = tl.constexpr(16)
 CAPACITY = 4096
-WRONG, PLAIN, FILTERED = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
-LOWEST_ORDER = tl.constexpr(-2139095041)  # order(-inf)
-NO_TARGET = tl.constexpr(1 << 40)
-FINE = tl.constexpr(float(1 << 44))  # steps of the renormalising sum: exact, whatever the order
-
-
-@triton.jit
-def order(x):
-    """f32 as int32 in the same order; -0 is +0."""
-    bits = tl.where(x == 0.0, 0.0, x).to(tl.int32, bitcast=True)
-    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
-
-
-@triton.jit
-def disorder(key):
-    """The f32 of a value of `order`."""
-    return (key ^ ((key >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def value_of(x, shift, inverse, offset):
-    """Log-softmax of logits / temperature."""
-    return (x + shift) * inverse + offset
-
-
-@triton.jit
-def packed_of(x, inside, shift, inverse, offset):
-    """Mass and count of each token; 0 where it is not inside."""
-    mass = (tl.exp(value_of(x, shift, inverse, offset)) * 2147483648.0).to(tl.uint32).to(tl.int64)
-    return tl.where(inside, (mass << 30) + 1, 0)
-
-
-@triton.jit
-def targets_of(top_p, top_k, width):
-    """(mass, count, any) that end the descending walk; NO_TARGET where a filter is off."""
-    by_mass = top_p < 1.0
-    by_count = (top_k > 0) & (top_k < width)
-    share = tl.where(by_mass & (top_p > 0.0), top_p, 0.0)
-    mass = tl.where(by_mass, (share * 2147483648.0).to(tl.uint32).to(tl.int64) + 1, NO_TARGET)
-    return mass, tl.where(by_count, top_k.to(tl.int64), NO_TARGET), by_mass | by_count
-
-
-@triton.jit
-def reaches(packed, mass, count):
-    """Whether a set's mass or count ends the walk."""
-    return ((packed >> 30) >= mass) | ((packed & 0x3FFFFFFF) >= count)
-
-
-@triton.jit
-def load_row(facts, row):
-    """(inverse temperature, shift, offset) of a row."""
-    return tl.load(facts + row * 8), tl.load(facts + row * 8 + 1), tl.load(facts + row * 8 + 2)
-
-
-@triton.jit
-def load_temperature(temperatures, index):
-    """The temperature, not below 1e-5; NaN stays."""
-    t = tl.load(temperatures + index)
-    return tl.where(t < 1e-5, 1e-5, t)
+SPLIT = tl.constexpr(16)
 
 
 @triton.jit(do_not_specialize=["stride8", "t_stride", "chunks"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from deepinfer.ops.triton.sample_filter import (
+from deepinfer.ops.triton.sample_values import (
     FILTERED,
     FINE,
     NO_TARGET,
