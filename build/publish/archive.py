@@ -102,6 +102,8 @@ def load_archive(engine: Engine, file: Path, *, anyway: bool = False) -> Archive
         checked_name(image)
     except MatrixError as problem:
         raise unfit(file, problem.what) from None
+    oldest_first = reversed(newest_first(content.attached))
+    documents = {found.kind: read_attached(file, found) for found in oldest_first}
     skopeo = _skopeo()
     immutable = f"{REPOSITORY_NAME}:{content.tag}"
     with _alone(file), _scratch() as scratch, told_space(scratch):
@@ -116,21 +118,19 @@ def load_archive(engine: Engine, file: Path, *, anyway: bool = False) -> Archive
             next_step="load it again; `docker version` tells the engine",
         )
     names = _name(engine, loaded, content, immutable, image, anyway=anyway)
-    documents = _keep_documents(file, content, image)
-    return Archived(image, file, content.digest, file.stat().st_size, names, _since(start), documents)
+    kept = _keep_documents(documents, image, content.labels[f"{LABEL}.key"])
+    return Archived(image, file, content.digest, file.stat().st_size, names, _since(start), kept)
 
 
-def _keep_documents(file: Path, content: Content, image: str) -> dict[str, str]:
-    """Put what goes with the image where `verify` looks for it. What a build here has written stays as it is."""
-    folder, key = cache.folder(f"manifests/{image}"), content.labels[f"{LABEL}.key"]
-    done: dict[str, str] = {}
-    for found in newest_first(content.attached):
-        place = folder / file_name(found.kind, key)
-        if found.kind not in done:
-            done[found.kind] = "there" if place.exists() else "kept"
-            if not place.exists():
-                cache.atomic_write(place, read_attached(file, found))
-    return done
+def _keep_documents(documents: Mapping[str, bytes], image: str, key: str) -> dict[str, str]:
+    """Put what goes with the image where `verify` looks for it, the manifest last; all of it, or nothing of it where
+    there is a manifest already: what a build here has written stays as it is."""
+    folder = cache.folder(f"manifests/{image}")
+    if (folder / file_name("manifest", key)).exists():
+        return dict.fromkeys(documents, "there")
+    for kind in sorted(documents, key=lambda kind: kind == "manifest"):
+        cache.atomic_write(folder / file_name(kind, key), documents[kind])
+    return dict.fromkeys(documents, "kept")
 
 
 def _name(

@@ -551,7 +551,8 @@ def test_a_loaded_archive_takes_no_immutable_name_from_another_image(engine: Eng
 
 def test_a_damaged_archive_moves_no_name(engine: Engine, tmp_path: Path) -> None:
     program("skopeo", "skopeo")
-    release = made(engine, "damaged", size=100_000)
+    release = documented(engine, made(engine, "damaged", size=100_000), tmp_path / "made")
+    text = release.documents[1].path.read_bytes()
     whole = tmp_path / "whole.tar"
     write_archive(engine, release, whole)
     engine.client.images.remove(release.image_id, force=True)
@@ -562,6 +563,7 @@ def test_a_damaged_archive_moves_no_name(engine: Engine, tmp_path: Path) -> None
     for name, content in {
         "layer": data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :],
         "cut": data[: len(data) // 2],
+        "document": data.replace(text, b"X" * len(text)),
         "text": b"not an archive at all",
     }.items():
         (tmp_path / name).write_bytes(content)
