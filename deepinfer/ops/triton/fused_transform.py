@@ -11,8 +11,8 @@ import triton.language as tl
 from deepinfer.ops.dispatch import Kernel
 from deepinfer.ops.formats import KVCacheFormat
 from deepinfer.ops.launch import cdiv, launch
-from deepinfer.ops.triton.quantize import decode, narrow, quantize, spread, widen
-from deepinfer.ops.triton.rms import reciprocal_root
+from deepinfer.ops.triton.quantize import decode, narrow, quantize, rounded, spread, widen
+from deepinfer.ops.triton.rms import reciprocal_root, sum_of_squares
 from deepinfer.ops.triton.rotary import hadamard, neox_partner, rotate_halves, rotate_neighbours
 from deepinfer.ops.triton.rows import levels, locate, one_a_row, tile
 from deepinfer.ops.triton.store_kv_cache import as_bytes, store_row_values
@@ -21,35 +21,36 @@ from deepinfer.ops.triton.store_kv_cache import as_bytes, store_row_values
 @triton.jit
 def _normed(value, root, weight, column):
     """One bfloat16 value of a normed row, as float32."""
-    return widen(narrow(widen(value) * root * widen(tl.load(weight + column))))
+    return rounded(widen(value) * root * widen(tl.load(weight + column)))
 
 
-@triton.jit(do_not_specialize=["rows", "table_rows", "end", "block_size", "norm_eps", "hadamard_scale"])
+@triton.jit(do_not_specialize=["rows", "table_rows", "end", "norm_eps", "hadamard_scale"])
 def _transform(
     x, weight, positions, cos, sin, out_bf16, out_quant, out_sf, cache_quant, cache_sf, slots,
-    rows, heads, table_rows, end, block_size, norm_eps, hadamard_scale,
+    rows, table_rows, end, norm_eps, hadamard_scale,
     x_n, x_h, cos_stride, sin_stride, quant_block, sf_block,
-    NORM: tl.constexpr, ROPE: tl.constexpr, OFFSET: tl.constexpr, NEOX: tl.constexpr, CONJUGATE: tl.constexpr,
-    HADAMARD: tl.constexpr, FMT: tl.constexpr, GROUP: tl.constexpr, ROUND: tl.constexpr, SF: tl.constexpr,
-    BF16: tl.constexpr, QUANT: tl.constexpr, STORE: tl.constexpr, QUANT_TOKEN: tl.constexpr, SF_TOKEN: tl.constexpr,
+    HEADS: tl.constexpr, NORM: tl.constexpr, ROPE: tl.constexpr, OFFSET: tl.constexpr, NEOX: tl.constexpr,
+    CONJUGATE: tl.constexpr, HADAMARD: tl.constexpr, FMT: tl.constexpr, GROUP: tl.constexpr, ROUND: tl.constexpr,
+    SF: tl.constexpr, BF16: tl.constexpr, QUANT: tl.constexpr, STORE: tl.constexpr, BLOCK: tl.constexpr,
+    QUANT_TOKEN: tl.constexpr, SF_TOKEN: tl.constexpr,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, LEVELS: tl.constexpr,
 ):  # fmt: skip
     first = tl.program_id(0) * ROWS
     row = first + tl.arange(0, ROWS)[:, None]
     column = tl.arange(0, WIDTH)[None, :]
     live = row < rows
-    token = row // heads
-    at = x + token.to(tl.int64) * x_n + (row % heads).to(tl.int64) * x_h
+    token = row // HEADS
+    at = x + token.to(tl.int64) * x_n + (row % HEADS).to(tl.int64) * x_h
     to = out_bf16 + row.to(tl.int64) * WIDTH + column
     value = tl.load(at + column, mask=live, other=0.0)
     w = widen(value)
     if NORM:
-        root = reciprocal_root(w, WIDTH, norm_eps, ROWS, WIDTH, LEVELS)[:, None]
+        root = reciprocal_root(sum_of_squares(w, ROWS, WIDTH, LEVELS), norm_eps, WIDTH)[:, None]
         w = _normed(value, root, weight, column)
     if BF16 == "norm":
         tl.store(to, narrow(w), mask=live)
     if ROPE:
-        position = one_a_row(positions, first, rows, heads, ROWS).to(tl.int64)
+        position = one_a_row(positions, first, rows, HEADS, ROWS).to(tl.int64)
         turned = (position >= 0) & (position < table_rows)
         cos_row, sin_row = cos + position * cos_stride, sin + position * sin_stride
         if NEOX:
@@ -60,23 +61,26 @@ def _transform(
         else:
             w = rotate_neighbours(w, cos_row, sin_row, turned, CONJUGATE, OFFSET, ROWS, WIDTH)
     if HADAMARD:
-        w = widen(narrow(hadamard(w, ROWS, WIDTH, LEVELS + 4) * hadamard_scale))
+        w = rounded(hadamard(w, ROWS, WIDTH, LEVELS + 4) * hadamard_scale)
     if BF16 == "transform":
         tl.store(to, narrow(w), mask=live)
     if FMT != "":
         codes, scales, numbers = quantize(w, FMT, GROUP, ROUND, SF, ROWS, WIDTH)
         if QUANT:
             COUNT: tl.constexpr = codes.shape[1]
-            store_row_values(codes, out_quant, live, row.to(tl.int64), row * 0, COUNT, 0, COUNT)
-            store_row_values(scales, out_sf, live, row.to(tl.int64), row * 0, WIDTH // GROUP, 0, WIDTH // GROUP)
+            store_row_values(codes, out_quant, live, row.to(tl.int64), row * 0, COUNT, 0, COUNT, 8 * COUNT // WIDTH)
+            store_row_values(scales, out_sf, live, row.to(tl.int64), row * 0, WIDTH // GROUP, 0, WIDTH // GROUP, 1)
         if BF16 == "cast_back":
             plain = decode(codes, FMT, ROWS, WIDTH) * spread(numbers, ROWS, WIDTH, GROUP)
             tl.store(to, narrow(plain), mask=live)
         if STORE:
             slot = one_a_row(slots, first, rows, 1, ROWS)
-            inside, block, place = locate(slot, live, end, block_size)
-            store_row_values(codes, cache_quant, inside, block, place, quant_block, QUANT_TOKEN, codes.shape[1])
-            store_row_values(scales, cache_sf, inside, block, place, sf_block, SF_TOKEN, WIDTH // GROUP)
+            inside, block, place = locate(slot, live, end, BLOCK)
+            BYTES: tl.constexpr = codes.shape[1]
+            store_row_values(
+                codes, cache_quant, inside, block, place, quant_block, QUANT_TOKEN, BYTES, 8 * BYTES // WIDTH
+            )
+            store_row_values(scales, cache_sf, inside, block, place, sf_block, SF_TOKEN, WIDTH // GROUP, 1)
 
 
 @functools.cache
@@ -111,10 +115,11 @@ def fused_norm_rope_hadamard_cast_store_kvcache_tl(
     """
     rows, columns, warps = tile(head_dim)
     constants = {
-        "NORM": do_norm, "ROPE": do_rope, "OFFSET": rope_offset if do_rope else 0, "NEOX": do_rope and is_neox,
-        "CONJUGATE": do_rope and conjugate, "HADAMARD": do_hadamard, "FMT": cast_fmt,
+        "HEADS": num_heads, "NORM": do_norm, "ROPE": do_rope, "OFFSET": rope_offset if do_rope else 0,
+        "NEOX": do_rope and is_neox, "CONJUGATE": do_rope and conjugate, "HADAMARD": do_hadamard, "FMT": cast_fmt,
         "GROUP": num_per_channels if cast_fmt else columns, "ROUND": round_sf, "SF": sf_format if cast_fmt else "",
         "BF16": bf16_stage if return_bf16 else "", "QUANT": return_quant, "STORE": cache_layout is not None,
+        "BLOCK": block_size,
         "ROWS": rows, "WIDTH": columns, "LEVELS": levels(columns), "num_warps": warps, "enable_fp_fusion": False,
     }  # fmt: skip
 
@@ -136,14 +141,14 @@ def fused_norm_rope_hadamard_cast_store_kvcache_tl(
         tables, cos_step, sin_step = (0, 0, 0)
         if cos is not None and sin is not None:
             tables, cos_step, sin_step = min(cos.shape[0], sin.shape[0]), cos.stride(0), sin.stride(0)
-        blocks, size, quant_block, quant_token, sf_block, sf_token = (0, 1, 0, 0, 0, 0)
+        blocks, quant_block, quant_token, sf_block, sf_token = (0, 0, 0, 0, 0)
         if cache_quant is not None and cache_sf is not None:
-            blocks, size = cache_quant.shape[:2]
+            blocks = cache_quant.shape[0]
             (quant_block, quant_token), (sf_block, sf_token) = cache_quant.stride()[:2], cache_sf.stride()[:2]
         total = x.shape[0] * num_heads
         launch(
             _transform, (cdiv(total, rows),), x, *tensors,
-            total, num_heads, tables, blocks * size, size, norm_eps, hadamard_scale,
+            total, tables, blocks * block_size, norm_eps, hadamard_scale,
             x.stride(0), x.stride(1), cos_step, sin_step, quant_block, sf_block,
             QUANT_TOKEN=quant_token, SF_TOKEN=sf_token, **constants,
         )  # fmt: skip

@@ -9,27 +9,33 @@ import triton
 import triton.language as tl
 
 from deepinfer.ops.dispatch import Kernel
-from deepinfer.ops.launch import cdiv, launch
-from deepinfer.ops.triton.quantize import narrow, quantize, widen
-from deepinfer.ops.triton.rms import reciprocal_root
+from deepinfer.ops.launch import cdiv, launch, next_power_of_2
+from deepinfer.ops.triton.quantize import narrow, quantize, rounded, widen
+from deepinfer.ops.triton.rms import add_behind, chunk_sums, halved, reciprocal_root
 from deepinfer.ops.triton.rows import levels, tile
 
 
 @triton.jit
-def _rounded(value, like):
-    """float32 -> the type of `like`."""
-    if like.dtype == tl.float32:
+def _rounded_as(value, pointer):
+    """float32 rounded to what `pointer` points to, as float32."""
+    if pointer.dtype.element_ty == tl.float32:
         return value
     else:
-        return narrow(value)
+        return rounded(value)
 
 
 @triton.jit
-def _store_scales(
-    scales, sf, sf_row, live, sf_g, PACKED: tl.constexpr, GROUPS: tl.constexpr, SLOTS: tl.constexpr
-):  # fmt: skip
-    """scales [ROWS, SLOTS] to rows that start at element sf_row: floats, or bytes of int32, group 0 lowest."""
-    group = tl.arange(0, SLOTS)[None, :]
+def _store(pointer, value, mask):
+    """Store float32 as what `pointer` points to: float32 or bfloat16."""
+    if pointer.dtype.element_ty == tl.float32:
+        tl.store(pointer, value, mask=mask)
+    else:
+        tl.store(pointer, narrow(value), mask=mask)
+
+
+@triton.jit
+def _store_scales(scales, sf, sf_row, live, sf_g, group, PACKED: tl.constexpr, GROUPS: tl.constexpr):
+    """scales [ROWS, n] of groups [1, n] to rows from element sf_row on: floats, or bytes of int32, group 0 lowest."""
     mask = live & (group < GROUPS)
     if PACKED:
         bytes_of_words = sf.to(tl.pointer_type(tl.uint8), bitcast=True)
@@ -40,16 +46,50 @@ def _store_scales(
 
 
 @triton.jit
-def _store_shared(
-    exponents, shared_sf, token, live, line, BLOCK_M: tl.constexpr, GROUPS: tl.constexpr, SLOTS: tl.constexpr
-):
-    """exponents, uint8 [ROWS, SLOTS], to where a fused expert kernel with tiles of BLOCK_M tokens reads them."""
+def _store_shared(exponents, shared_sf, token, live, line, group, BLOCK_M: tl.constexpr, GROUPS: tl.constexpr):
+    """exponents, uint8 [ROWS, n], to where a fused expert kernel with tiles of BLOCK_M tokens reads them."""
     ALIGNED: tl.constexpr = (BLOCK_M + 127) // 128 * 128
     within = token % BLOCK_M
     row = token // BLOCK_M * ALIGNED + within // 128 * 128 + within % 32 * 4 + within % 128 // 32
-    group = tl.arange(0, SLOTS)[None, :]
     place = (group // 4).to(tl.int64) * line + row.to(tl.int64) * 4 + group % 4
     tl.store(shared_sf + place, exponents, mask=live & (group < GROUPS))
+
+
+@triton.jit
+def _read(x, residual, residual_out, x_row, r_row, t_row, column, mask, RESIDUAL: tl.constexpr):
+    """Columns of the rows to be normed, as float32; with a residual also written."""
+    value = widen(tl.load(x + x_row + column, mask=mask, other=0.0))
+    if RESIDUAL:
+        added = tl.load(residual + r_row + column, mask=mask, other=0.0)
+        value = _rounded_as(value + widen(added), x)
+        _store(residual_out + t_row + column, value, mask)
+    return value
+
+
+@triton.jit
+def _write(
+    value, root, w, y, sf, shared_sf, y_origin, y_row, sf_row, o_row, token, live, column, mask, out_scale, sf_g, line,
+    D: tl.constexpr, CAST: tl.constexpr, GROUP: tl.constexpr, ROUND: tl.constexpr, PACKED: tl.constexpr,
+    ORIGIN: tl.constexpr, BLOCK_M: tl.constexpr, ROWS: tl.constexpr, START: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Norm columns START to START + WIDTH and write all that goes with them."""
+    weight = widen(tl.load(w + column, mask=column < D, other=0.0)) * out_scale
+    out = value * root * weight
+    if CAST:
+        out = _rounded_as(out, w)
+        if ORIGIN:
+            _store(y_origin + o_row + column, out, mask)
+        SF: tl.constexpr = "ue8m0" if PACKED else "fp32"
+        codes, scales, numbers = quantize(out, "e4m3", GROUP, ROUND, SF, ROWS, WIDTH)
+        # A thread stores the eight values that it holds: a hint, or it would first collect sixteen.
+        tl.store(y + y_row + tl.max_contiguous(column, [1, 8]), codes, mask=mask)
+        group = START // GROUP + tl.arange(0, WIDTH // GROUP)[None, :]
+        _store_scales(scales, sf, sf_row, live, sf_g, group, PACKED, D // GROUP)
+        if BLOCK_M:
+            exponents = (numbers.to(tl.int32, bitcast=True) >> 23).to(tl.uint8)
+            _store_shared(exponents, shared_sf, token, live, line, group, BLOCK_M, D // GROUP)
+    else:
+        _store(y + y_row + column, out, mask)
 
 
 @triton.jit(do_not_specialize=["rows", "tokens", "eps", "out_scale"])
@@ -59,40 +99,48 @@ def _norm(
     x_b, x_s, y_b, y_s, r_b, r_s, t_b, t_s, o_b, o_s, sf_b, sf_s, sf_g, line,
     D: tl.constexpr, RESIDUAL: tl.constexpr, CAST: tl.constexpr, GROUP: tl.constexpr, ROUND: tl.constexpr,
     PACKED: tl.constexpr, ORIGIN: tl.constexpr, BLOCK_M: tl.constexpr,
-    ROWS: tl.constexpr, WIDTH: tl.constexpr, LEVELS: tl.constexpr,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, MORE: tl.constexpr, LEVELS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
-    column = tl.arange(0, WIDTH)[None, :]
     live = row < rows
-    mask = live & (column < D)
     batch, token = (row // tokens).to(tl.int64), row % tokens
     at = token.to(tl.int64)
-    value = tl.load(x + batch * x_b + at * x_s + column, mask=mask, other=0.0)
-    if RESIDUAL:
-        added = tl.load(residual + batch * r_b + at * r_s + column, mask=mask, other=0.0)
-        value = _rounded(widen(value) + widen(added), value)
-        tl.store(residual_out + batch * t_b + at * t_s + column, value, mask=mask)
-    v = widen(value)
-    weight = widen(tl.load(w + column, mask=column < D, other=0.0)) * out_scale
-    out = v * reciprocal_root(v, D, eps, ROWS, WIDTH, LEVELS)[:, None] * weight
-    to = y + batch * y_b + at * y_s + column
-    if CAST:
-        origin = _rounded(out, value)
-        if ORIGIN:
-            tl.store(y_origin + batch * o_b + at * o_s + column, origin, mask=mask)
-        SF: tl.constexpr = "ue8m0" if PACKED else "fp32"
-        SLOTS: tl.constexpr = WIDTH // GROUP
-        codes, scales, numbers = quantize(widen(origin), "e4m3", GROUP, ROUND, SF, ROWS, WIDTH)
-        tl.store(to, codes, mask=mask)
-        _store_scales(scales, sf, batch * sf_b + at * sf_s, live, sf_g, PACKED, D // GROUP, SLOTS)
-        if BLOCK_M:
-            exponents = (numbers.to(tl.int32, bitcast=True) >> 23).to(tl.uint8)
-            _store_shared(exponents, shared_sf, token, live, line, BLOCK_M, D // GROUP, SLOTS)
-    else:
-        if y.dtype.element_ty == tl.float32:
-            tl.store(to, out, mask=mask)
-        else:
-            tl.store(to, narrow(out), mask=mask)
+    x_row, y_row, r_row = batch * x_b + at * x_s, batch * y_b + at * y_s, batch * r_b + at * r_s
+    t_row, o_row, sf_row = batch * t_b + at * t_s, batch * o_b + at * o_s, batch * sf_b + at * sf_s
+    column = tl.arange(0, WIDTH)[None, :]
+    mask = live & (column < D)
+    value = _read(x, residual, residual_out, x_row, r_row, t_row, column, mask, RESIDUAL)
+    sums = chunk_sums(value, ROWS, WIDTH)
+    # A row that is no power of two wide goes on in a second, narrower tile.
+    if MORE > 0:
+        behind = WIDTH + tl.arange(0, MORE)[None, :]
+        mask_behind = live & (behind < D)
+        rest = _read(x, residual, residual_out, x_row, r_row, t_row, behind, mask_behind, RESIDUAL)
+        sums = add_behind(sums, chunk_sums(rest, ROWS, MORE), ROWS, WIDTH // 16, MORE // 16)
+    root = reciprocal_root(halved(sums, ROWS, WIDTH // 16, LEVELS), eps, D)[:, None]
+    _write(
+        value, root, w, y, sf, shared_sf, y_origin, y_row, sf_row, o_row, token, live, column, mask, out_scale, sf_g,
+        line, D, CAST, GROUP, ROUND, PACKED, ORIGIN, BLOCK_M, ROWS, 0, WIDTH,
+    )  # fmt: skip
+    if MORE > 0:
+        _write(
+            rest, root, w, y, sf, shared_sf, y_origin, y_row, sf_row, o_row, token, live, behind, mask_behind,
+            out_scale, sf_g, line, D, CAST, GROUP, ROUND, PACKED, ORIGIN, BLOCK_M, ROWS, WIDTH, MORE,
+        )  # fmt: skip
+
+
+def _tiles(width: int) -> tuple[int, int, int, int]:
+    """(rows, columns, more columns, warps) of a program.
+
+    A row that is no power of two wide is a tile of the largest power of two in it and one for the rest, so that few
+    lanes idle: 5120 = 4096 + 1024.
+    """
+    columns = next_power_of_2(width)
+    if columns == width or columns <= 512:
+        rows, columns, warps = tile(width)
+        return rows, columns, 0, warps
+    more = max(next_power_of_2(width - columns // 2), 256)
+    return 1, columns // 2, more, max(columns // 2048, more // 2048, 1)
 
 
 @functools.cache
@@ -123,11 +171,12 @@ def norm_tl(
 
     The strides are upstream's; the tensors' own are used. use_tma_aligned_col_major_sf: likewise told by sf's strides.
     """
-    rows, columns, warps = tile(d)
+    rows, columns, more, warps = _tiles(d)
     constants = {
         "D": d, "RESIDUAL": has_residual, "CAST": do_fp8_cast, "GROUP": num_per_channels or columns,
         "ROUND": round_sf, "PACKED": use_packed_ue8m0, "ORIGIN": return_origin_out, "BLOCK_M": shared_sf_block_m,
-        "ROWS": rows, "WIDTH": columns, "LEVELS": levels(columns), "num_warps": warps, "enable_fp_fusion": False,
+        "ROWS": rows, "WIDTH": columns, "MORE": more, "LEVELS": levels(columns),
+        "num_warps": warps, "enable_fp_fusion": False,
     }  # fmt: skip
 
     def run(

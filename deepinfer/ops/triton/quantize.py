@@ -48,6 +48,23 @@ def narrow(x):
 
 
 @triton.jit
+def rounded(x):
+    """float32 -> the nearest bfloat16, as float32."""
+    if INTERPRETED:
+        return widen(narrow(x))
+    else:
+        # Two at once: the cast of a single value is four times as slow.
+        return tl.inline_asm_elementwise(
+            "{ .reg .b32 both; cvt.rn.bf16x2.f32 both, $3, $2; shl.b32 $0, both, 16; and.b32 $1, both, 0xffff0000; }",
+            "=f,=f,f,f",
+            [x],
+            dtype=tl.float32,
+            is_pure=True,
+            pack=2,
+        )
+
+
+@triton.jit
 def fused_multiply_add(a, b, c):
     """a * b + c of float32 with one rounding."""
     if INTERPRETED:
@@ -64,6 +81,15 @@ def fused_multiply_add(a, b, c):
         return tl.where(inexact, bits + step, bits).to(tl.float64, bitcast=True).to(tl.float32)
     else:
         return tl.fma(a, b, c)
+
+
+@triton.jit
+def reciprocal(x):
+    """1 / x of float32, rounded once."""
+    if INTERPRETED:
+        return tl.div_rn(tl.full(x.shape, 1.0, tl.float32), x)
+    else:
+        return tl.inline_asm_elementwise("rcp.rn.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
 
 
 @triton.jit
@@ -96,17 +122,31 @@ def decode_e4m3(code):
 
 
 @triton.jit
-def encode_e2m1(x):
-    """float32 -> e2m1 codes 0..15 as int32: nearest, ties to the even code, saturating at 6; NaN -> 7."""
-    bits = x.to(tl.int32, bitcast=True)
+def _e2m1_on_top(x):
+    """float32 -> int32 whose four highest bits are the e2m1 code; the others mean nothing.
+
+    Few and cheap instructions: this is what decides the speed of kernels that write e2m1.
+    """
+    if INTERPRETED:
+        x = tl.where(x == x, x, E2M1_MAX)
     value = tl.minimum(tl.abs(x), E2M1_MAX)
-    value = tl.where(x == x, value, E2M1_MAX)
-    # The constant is 2^22 times the value's power of two (1 at least): adding it rounds to one bit of fraction.
-    power = tl.maximum(value.to(tl.int32, bitcast=True) & 0x7F800000, 0x3F800000)
-    constant = power + (22 << 23)
-    rounded = (value + constant.to(tl.float32, bitcast=True)).to(tl.int32, bitcast=True)
-    code = (rounded - constant) + (power >> 22) - (127 << 1)
-    return tl.where(x == x, code | ((bits >> 28) & 8), 7)
+    power = tl.maximum(value.to(tl.int32, bitcast=True) & 0x7F800000, 0x3F800000).to(tl.float32, bitcast=True)
+    # Next to 2^22 times the value's power of two (1 at least) a sum is rounded to one bit of fraction. Its bits are
+    # then (149 + e) << 23 plus k, for the code 2 e + k; the product adds k and twice the exponent's last three bits
+    # in the four highest bits, where 10 + code, less 10, remains.
+    halves = tl.full(power.shape, _EXACT_HALVES, tl.float32)
+    total = tl.fma(power, halves, value).to(tl.int32, bitcast=True)
+    code = total * ((1 << 28) + (1 << 6)) + (6 << 28)
+    return (code & 0x7FFFFFFF) | (x.to(tl.int32, bitcast=True) & -0x80000000)
+
+
+@triton.jit
+def encode_e2m1(x):
+    """float32 -> e2m1 codes 0..15 as int32: nearest, ties to the even code, saturating at 6; NaN -> 7.
+
+    A NaN has to be a result of arithmetic, which on a GPU is positive.
+    """
+    return (_e2m1_on_top(x) >> 28) & 15
 
 
 @triton.jit
@@ -119,10 +159,11 @@ def decode_e2m1(code):
 
 
 @triton.jit
-def pack_e2m1(codes, ROWS: tl.constexpr, WIDTH: tl.constexpr):
-    """Codes [ROWS, WIDTH] -> bytes [ROWS, WIDTH / 2]: the even column in the low half."""
-    low, high = tl.split(tl.reshape(codes, (ROWS, WIDTH // 2, 2)))
-    return (low | (high << 4)).to(tl.uint8)
+def pack_e2m1(x, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    """float32 [ROWS, WIDTH] -> bytes [ROWS, WIDTH / 2] of two codes, the even column in the low half."""
+    low, high = tl.split(tl.reshape(_e2m1_on_top(x), (ROWS, WIDTH // 2, 2)))
+    both = ((low >> 4) & 0x0FFFFFFF) | (high & -0x10000000)
+    return (both >> 24).to(tl.uint8)
 
 
 @triton.jit
@@ -180,7 +221,7 @@ def group_scale(amax, FMT: tl.constexpr, ROUND: tl.constexpr, SF: tl.constexpr):
         if SF == "e4m3":
             stored = encode_e4m3(tl.minimum(tl.maximum(amax, LARGEST * E4M3_SMALLEST) * (1.0 / LARGEST), E4M3_MAX))
             value = decode_e4m3(stored)
-            return stored, value, tl.div_rn(tl.full(value.shape, 1.0, tl.float32), value)
+            return stored, value, reciprocal(value)
         else:
             largest = tl.full(amax.shape, LARGEST, tl.float32)
             value = tl.div_rn(amax, largest)
@@ -200,7 +241,7 @@ def encode(x, FMT: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr):
     if FMT == "e4m3":
         return encode_e4m3(x)
     else:
-        return pack_e2m1(encode_e2m1(x), ROWS, WIDTH)
+        return pack_e2m1(x, ROWS, WIDTH)
 
 
 @triton.jit

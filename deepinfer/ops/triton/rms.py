@@ -9,6 +9,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from deepinfer.ops.triton.quantize import reciprocal
+
 
 @triton.jit
 def _chain(squares, ROWS: tl.constexpr, CHUNKS: tl.constexpr):
@@ -26,19 +28,43 @@ def _chain(squares, ROWS: tl.constexpr, CHUNKS: tl.constexpr):
 
 
 @triton.jit
-def sum_of_squares(v, ROWS: tl.constexpr, WIDTH: tl.constexpr, LEVELS: tl.constexpr):
-    """float32 [ROWS, WIDTH], zeros beyond the row's end -> [ROWS]. WIDTH = 16 * 2^LEVELS."""
+def chunk_sums(v, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    """float32 [ROWS, WIDTH] -> sums of the squares of 16 channels each, [ROWS, WIDTH / 16]."""
     CHUNKS: tl.constexpr = WIDTH // 16
     even, odd = tl.split(tl.reshape(v * v, (ROWS, CHUNKS, 2, 2, 2, 2)))
-    total = _chain(even, ROWS, CHUNKS) + _chain(odd, ROWS, CHUNKS)
+    return _chain(even, ROWS, CHUNKS) + _chain(odd, ROWS, CHUNKS)
+
+
+@triton.jit
+def add_behind(sums, more, ROWS: tl.constexpr, CHUNKS: tl.constexpr, MORE: tl.constexpr):
+    """The first halving of [sums, more, zeros], twice CHUNKS wide: [ROWS, CHUNKS]. MORE: chunks of `more`."""
+    if MORE == CHUNKS:
+        return sums + more
+    else:
+        first = tl.arange(0, CHUNKS // MORE)[None, :, None] == 0
+        padded = tl.where(first, more[:, None, :], 0.0)
+        return sums + tl.reshape(padded, (ROWS, CHUNKS))
+
+
+@triton.jit
+def halved(total, ROWS: tl.constexpr, CHUNKS: tl.constexpr, LEVELS: tl.constexpr):
+    """[ROWS, CHUNKS] -> [ROWS], pairs added from the widest distance down to 1. CHUNKS = 2^LEVELS."""
     for level in tl.static_range(LEVELS):
         total = tl.sum(tl.reshape(total, (ROWS, 2, CHUNKS >> (level + 1))), axis=1)
     return tl.reshape(total, (ROWS,))
 
 
 @triton.jit
-def reciprocal_root(v, count, eps, ROWS: tl.constexpr, WIDTH: tl.constexpr, LEVELS: tl.constexpr):
-    """1 / sqrt(mean(v^2) + eps) of the `count` values of each row, [ROWS]: each operation rounded once."""
-    mean = tl.div_rn(sum_of_squares(v, ROWS, WIDTH, LEVELS), tl.full((ROWS,), 0.0, tl.float32) + count)
-    root = tl.sqrt_rn(mean + eps)
-    return tl.div_rn(tl.full((ROWS,), 1.0, tl.float32), root)
+def sum_of_squares(v, ROWS: tl.constexpr, WIDTH: tl.constexpr, LEVELS: tl.constexpr):
+    """float32 [ROWS, WIDTH], zeros beyond the row's end -> [ROWS]. WIDTH = 16 * 2^LEVELS."""
+    return halved(chunk_sums(v, ROWS, WIDTH), ROWS, WIDTH // 16, LEVELS)
+
+
+@triton.jit
+def reciprocal_root(total, eps, COUNT: tl.constexpr):
+    """1 / sqrt(total / COUNT + eps): each operation rounded once."""
+    if COUNT & (COUNT - 1) == 0:
+        mean = total * (1.0 / COUNT)
+    else:
+        mean = tl.div_rn(total, tl.full(total.shape, COUNT, tl.float32))
+    return reciprocal(tl.sqrt_rn(mean + eps))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from deepinfer.ops.triton.quantize import fused_multiply_add, narrow, widen
+from deepinfer.ops.triton.quantize import fused_multiply_add, rounded
 
 
 @triton.jit
@@ -27,8 +27,8 @@ def rotate_neighbours(
         s = s * -1.0
     first = fused_multiply_add(a, c, b * (s * -1.0))
     second = fused_multiply_add(a, s, b * c)
-    a = tl.where(mask, widen(narrow(first)), a)
-    b = tl.where(mask, widen(narrow(second)), b)
+    a = tl.where(mask, rounded(first), a)
+    b = tl.where(mask, rounded(second), b)
     return tl.reshape(tl.join(a, b), (ROWS, WIDTH))
 
 
@@ -60,7 +60,7 @@ def rotate_halves(
         s = s * -1.0
     a, b = tl.where(first, w, partner), tl.where(first, partner, w)
     value = fused_multiply_add(a, tl.where(first, c, s), b * tl.where(first, s * -1.0, c))
-    return tl.where(mask, widen(narrow(value)), w)
+    return tl.where(mask, rounded(value), w)
 
 
 @triton.jit

@@ -27,21 +27,21 @@ def levels(columns: int) -> int:
 
 
 @triton.jit
-def one_a_row(pointer, first, rows, each, ROWS: tl.constexpr):
-    """pointer[row // each] for ROWS rows from `first` on, as [ROWS, 1]; -1 for rows from `rows` on.
+def one_a_row(pointer, first, rows, EACH: tl.constexpr, ROWS: tl.constexpr):
+    """pointer[row // EACH] for ROWS rows from `first` on, as [ROWS, 1]; -1 for rows from `rows` on.
 
     Loaded as a vector: a load of [ROWS, 1] would be repeated for every register of the rows' tile.
     """
     row = first + tl.arange(0, ROWS)
-    return tl.load(pointer + row // each, mask=row < rows, other=-1)[:, None]
+    return tl.load(pointer + row // EACH, mask=row < rows, other=-1)[:, None]
 
 
 @triton.jit
-def locate(slot, live, end, block_size):
+def locate(slot, live, end, BLOCK: tl.constexpr):
     """Slots of a paged cache -> (whether they are in it, their block as int64, their place in the block).
 
-    live: which rows there are. end: num_blocks * block_size.
+    live: which rows there are. end: num_blocks * BLOCK, the slots that there are.
     """
     inside = live & (slot >= 0) & (slot < end)
     kept = tl.where(inside, slot, 0)
-    return inside, (kept // block_size).to(tl.int64), kept % block_size
+    return inside, (kept // BLOCK).to(tl.int64), kept % BLOCK

@@ -16,34 +16,38 @@ from deepinfer.ops.triton.rows import locate, one_a_row, tile
 
 
 @triton.jit
-def store_row_values(values, cache, inside, block, place, block_stride, TOKEN: tl.constexpr, COUNT: tl.constexpr):
+def store_row_values(
+    values, cache, inside, block, place, block_stride, TOKEN: tl.constexpr, COUNT: tl.constexpr, NEAR: tl.constexpr
+):
     """values [ROWS, >= COUNT] to their tokens' places in a cache, its strides in elements; others write nothing.
 
     inside, block, place: [ROWS, 1], as `locate` gives them. TOKEN: elements between two tokens of a block.
+    NEAR: how many neighbours a thread computed and shall store; more would have to come from other threads first.
     """
-    column = tl.arange(0, values.shape[1])[None, :]
+    column = tl.max_contiguous(tl.arange(0, values.shape[1])[None, :], [1, NEAR])
     at = block * block_stride + place.to(tl.int64) * TOKEN
     tl.store(cache + at + column, values, mask=inside & (column < COUNT))
 
 
-@triton.jit(do_not_specialize=["rows", "end", "block_size"])
+@triton.jit(do_not_specialize=["rows", "end"])
 def _store(
-    kv, value, sf, slots, rows, end, block_size, kv_stride, value_block, sf_block,
+    kv, value, sf, slots, rows, end, kv_stride, value_block, sf_block,
     WIDTH: tl.constexpr, FMT: tl.constexpr, GROUP: tl.constexpr, ROUND: tl.constexpr, SF: tl.constexpr,
-    VALUE_TOKEN: tl.constexpr, SF_TOKEN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    BLOCK: tl.constexpr, VALUE_TOKEN: tl.constexpr, SF_TOKEN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     column = tl.arange(0, COLUMNS)[None, :]
     live = row < rows
     slot = one_a_row(slots, tl.program_id(0) * ROWS, rows, 1, ROWS)
-    inside, block, place = locate(slot, live, end, block_size)
+    inside, block, place = locate(slot, live, end, BLOCK)
     x = tl.load(kv + row.to(tl.int64) * kv_stride + column, mask=inside & (column < WIDTH), other=0.0)
     if FMT == "":
-        store_row_values(x, value, inside, block, place, value_block, VALUE_TOKEN, WIDTH)
+        store_row_values(x, value, inside, block, place, value_block, VALUE_TOKEN, WIDTH, 8)
     else:
         codes, scales, _ = quantize(widen(x), FMT, GROUP, ROUND, SF, ROWS, COLUMNS)
-        store_row_values(codes, value, inside, block, place, value_block, VALUE_TOKEN, codes.shape[1])
-        store_row_values(scales, sf, inside, block, place, sf_block, SF_TOKEN, COLUMNS // GROUP)
+        BYTES: tl.constexpr = codes.shape[1]
+        store_row_values(codes, value, inside, block, place, value_block, VALUE_TOKEN, BYTES, 8 * BYTES // COLUMNS)
+        store_row_values(scales, sf, inside, block, place, sf_block, SF_TOKEN, COLUMNS // GROUP, 1)
 
 
 def as_bytes(value: torch.Tensor) -> torch.Tensor:
@@ -64,7 +68,8 @@ def store_kv_cache_tl(
     rows, columns, warps = tile(width)
     constants = {
         "WIDTH": width, "FMT": layout.quantized_dtype or "", "GROUP": layout.elements_per_sf, "ROUND": layout.round_sf,
-        "SF": layout.sf_format or "", "ROWS": rows, "COLUMNS": columns, "num_warps": warps, "enable_fp_fusion": False,
+        "SF": layout.sf_format or "", "BLOCK": block_size, "ROWS": rows, "COLUMNS": columns,
+        "num_warps": warps, "enable_fp_fusion": False,
     }  # fmt: skip
 
     def run(
@@ -73,7 +78,7 @@ def store_kv_cache_tl(
         value, sf = as_bytes(kv_cache_value), as_bytes(kv_cache_sf)
         launch(
             _store, (cdiv(kv.shape[0], rows),), kv, value, sf, slot_mapping,
-            kv.shape[0], value.shape[0] * value.shape[1], value.shape[1], kv.stride(0), value.stride(0), sf.stride(0),
+            kv.shape[0], value.shape[0] * block_size, kv.stride(0), value.stride(0), sf.stride(0),
             VALUE_TOKEN=value.stride(1), SF_TOKEN=sf.stride(1), **constants,
         )  # fmt: skip
 
