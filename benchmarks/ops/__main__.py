@@ -21,6 +21,7 @@ from benchmarks.ops.plan import Column, Order
 from deepinfer.errors import DeepInferError, UsageError
 from deepinfer.ops.ab.selection import factories
 from deepinfer.ops.command import Parser, exit_code
+from deepinfer.ops.names import FAMILIES
 
 UPSTREAM = "deepinfer.model_executor.layers.tilelang_ops.cuda"
 SHARES = {"triton": 4.0, "reference": 1.5, "compiled": 2.0, "upstream": 2.0}
@@ -42,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
         given = parser.parse_args(argv)
     except SystemExit as done:  # --help
         return int(done.code or 0)
-    chosen = factories(given.names)
+    chosen = factories(given.names or list(FAMILIES))
     if given.report:
         if not (given.report / run.ROWS).is_file():
             raise UsageError(f"{given.report} has no {run.ROWS}", next_step="name the --out folder of a run")

@@ -1,4 +1,4 @@
-"""The kernels by family: which factories there are, under their upstream names (kernel_spec A.0)."""
+"""The kernels by family: upstream's factories under their names (kernel_spec A.0), and the model's own."""
 
 from __future__ import annotations
 
@@ -45,4 +45,9 @@ FAMILIES: dict[str, tuple[str, ...]] = {
 }
 """Family (the module's name in ops/, ops/reference/, ops/triton/ and ops/cases/) -> its factories."""
 
-FAMILY_OF: dict[str, str] = {name: family for family, names in FAMILIES.items() for name in names}
+MODEL_FAMILIES: dict[str, tuple[str, ...]] = {}
+"""The parts of the model that upstream leaves to other libraries; interfaces and names are the project's own."""
+
+ALL_FAMILIES: dict[str, tuple[str, ...]] = FAMILIES | MODEL_FAMILIES
+
+FAMILY_OF: dict[str, str] = {name: family for family, names in ALL_FAMILIES.items() for name in names}

@@ -30,7 +30,7 @@ from deepinfer.ops.ab.selection import factories, selected
 from deepinfer.ops.case import Case
 from deepinfer.ops.command import Parser, exit_code
 from deepinfer.ops.launch import compiling
-from deepinfer.ops.names import FAMILIES
+from deepinfer.ops.names import ALL_FAMILIES
 
 TARGET = "sm_90a"
 MOST = 8
@@ -228,7 +228,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _by_family(names: Iterable[str]) -> dict[str, list[str]]:
     wanted = factories(list(names))
-    grouped = {family: [one for one in own if one in wanted] for family, own in FAMILIES.items()}
+    grouped = {family: [one for one in own if one in wanted] for family, own in ALL_FAMILIES.items()}
     return {family: chosen for family, chosen in grouped.items() if chosen}
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from deepinfer.ops.names import FAMILIES
+from deepinfer.ops.names import ALL_FAMILIES
 
 
 @dataclass(frozen=True)
@@ -38,5 +38,5 @@ def _family(family: str) -> Callable[[], list[str]]:
 
 PROVIDERS = (
     Provider("probe", _probe),
-    *(Provider(f"ops.{family}", _family(family)) for family in FAMILIES),
+    *(Provider(f"ops.{family}", _family(family)) for family in ALL_FAMILIES),
 )

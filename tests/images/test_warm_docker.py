@@ -103,7 +103,7 @@ def ground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ground]:
     inspection = inspect_base(engine, base.reference)
     extension = make_extension(tmp_path_factory.mktemp("compiled"), inspection)
     ground = Ground(engine, matrix, base, inspection, sources, extension)
-    ground.change("deepinfer/warm/providers.py", "for family in FAMILIES)", "for family in ())")
+    ground.change("deepinfer/warm/providers.py", "for family in ALL_FAMILIES)", "for family in ())")
     ground.remove()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cache, "REPOSITORY", sources)

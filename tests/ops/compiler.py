@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 import deepinfer
-from deepinfer.ops.names import FAMILIES
+from deepinfer.ops.names import ALL_FAMILIES
 
 ROOT = Path(__file__).resolve().parents[2]
 AT_A_TIME = 2
@@ -39,7 +39,7 @@ class Compiler:
         self._closed = False
         self._children: set[subprocess.Popen[str]] = set()
         self.rows: dict[tuple[str, str], Future[Row]] = {
-            (version, family): Future() for version in versions for family in FAMILIES
+            (version, family): Future() for version in versions for family in ALL_FAMILIES
         }
         for version in versions:
             threading.Thread(target=self._run, args=(version,), daemon=True).start()
@@ -72,7 +72,7 @@ class Compiler:
             child.kill()
 
     def _run(self, version: str) -> None:
-        families = list(FAMILIES)
+        families = list(ALL_FAMILIES)
         try:
             with self._turns:
                 families = self._kept(version)
@@ -84,7 +84,7 @@ class Compiler:
             self._fail(version, "its process did not tell")
 
     def _fail(self, version: str, why: str) -> None:
-        for family in FAMILIES:
+        for family in ALL_FAMILIES:
             future = self.rows[version, family]
             if not future.done():
                 future.set_exception(RuntimeError(f"Triton {version}, {family}: {why}"))
@@ -92,7 +92,7 @@ class Compiler:
     def _kept(self, version: str) -> list[str]:
         """Take what an earlier run has kept; the families that are left."""
         left = []
-        for family in FAMILIES:
+        for family in ALL_FAMILIES:
             path = self._path(version, family)
             row = json.loads(path.read_text()) if path.is_file() else {}
             if row.get("sources") == self._sources:

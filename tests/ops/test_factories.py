@@ -11,14 +11,20 @@ import pytest
 
 from deepinfer.ops.ab.selection import selected
 from deepinfer.ops.cases import cases
-from deepinfer.ops.names import FAMILIES, FAMILY_OF
+from deepinfer.ops.names import ALL_FAMILIES, FAMILIES, FAMILY_OF, MODEL_FAMILIES
 
 TESTS = Path(__file__).parent
 
 
 def test_there_are_43_and_each_in_one_family() -> None:
-    assert len(FAMILY_OF) == 43
+    assert len({name for names in FAMILIES.values() for name in names}) == 43
     assert sum(map(len, FAMILIES.values())) == 43, "one factory is in two families"
+
+
+def test_the_models_own_are_in_one_family_each() -> None:
+    assert len(ALL_FAMILIES) == len(FAMILIES) + len(MODEL_FAMILIES)
+    assert sum(map(len, ALL_FAMILIES.values())) == len(FAMILY_OF), "one factory is in two families"
+    assert not [name for names in MODEL_FAMILIES.values() for name in names if name.endswith("_tl")]
 
 
 @pytest.mark.parametrize("name", FAMILY_OF)
@@ -46,7 +52,7 @@ def test_it_has_cases_small_ones_and_one_of_the_engine(name: str) -> None:
     assert any(case.engine for case in found), f"no case of {name} has the real model's parameters"
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ALL_FAMILIES)
 def test_its_family_has_an_interface_and_tests(family: str) -> None:
     interface = importlib.import_module(f"deepinfer.ops.{family}")
     assert interface.__doc__

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from deepinfer.ops import variants
-from deepinfer.ops.names import FAMILIES
+from deepinfer.ops.names import ALL_FAMILIES
 from deepinfer.ops.variants import MORE, MOST, Report
 from tests.ops.compiler import SUMMARY, Compiler, Row
 
@@ -42,7 +42,7 @@ def test_versions_are_those_that_are_pinned() -> None:
 
 
 @needs_build
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ALL_FAMILIES)
 @pytest.mark.parametrize("version", VERSIONS)
 def test_every_variant_compiles(version: str, family: str, compiler: Compiler) -> None:
     row = compiler.row(version, family)
@@ -52,7 +52,7 @@ def test_every_variant_compiles(version: str, family: str, compiler: Compiler) -
 
 
 @needs_build
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ALL_FAMILIES)
 def test_few_variants_in_a_run_of_the_engine(family: str, compiler: Compiler) -> None:
     row = compiler.row(VERSIONS[-1], family)
     assert _report(row).too_many() == []
@@ -66,7 +66,7 @@ def _report(row: Row) -> Report:
 @needs_build
 def test_reasons_are_listed_for_kernels_that_have_more_only(compiler: Compiler) -> None:
     engine: dict[str, list[str]] = {}
-    for family in FAMILIES:
+    for family in ALL_FAMILIES:
         engine |= compiler.row(VERSIONS[-1], family)["engine"]
     assert {name for name in MORE if len(engine.get(name, ())) <= MOST} == set()
 

@@ -12,7 +12,7 @@ from deepinfer.errors import UsageError
 from deepinfer.ops import cases as cases_package
 from deepinfer.ops.case import Case
 from deepinfer.ops.cases import cases
-from deepinfer.ops.names import FAMILIES, FAMILY_OF
+from deepinfer.ops.names import ALL_FAMILIES, FAMILY_OF
 
 
 def factories(names: Sequence[str]) -> list[str]:
@@ -25,10 +25,10 @@ def factories(names: Sequence[str]) -> list[str]:
     for name in names:
         found = {one for one, family in FAMILY_OF.items() if fnmatchcase(one, name) or fnmatchcase(family, name)}
         if not found:
-            near = difflib.get_close_matches(name, [*FAMILIES, *FAMILY_OF], n=3, cutoff=0.5)
+            near = difflib.get_close_matches(name, [*ALL_FAMILIES, *FAMILY_OF], n=3, cutoff=0.5)
             raise UsageError(
                 f"no family and no kernel is called {name!r}",
-                next_step=f"did you mean {' or '.join(near)}?" if near else f"use some of: {', '.join(FAMILIES)}",
+                next_step=f"did you mean {' or '.join(near)}?" if near else f"use some of: {', '.join(ALL_FAMILIES)}",
             )
         chosen |= found
     return [one for one in FAMILY_OF if one in chosen or not names]
@@ -57,5 +57,5 @@ def digests(chosen: Sequence[Case]) -> dict[str, str]:
 
 def _owner(module: str) -> str:
     """The family that a module of the cases belongs to; '' for what families share."""
-    owners = [family for family in FAMILIES if module == family or module.startswith(f"{family}_")]
+    owners = [family for family in ALL_FAMILIES if module == family or module.startswith(f"{family}_")]
     return max(owners, key=len, default="")

@@ -10,10 +10,10 @@ import importlib
 from collections.abc import Iterable
 
 from deepinfer.ops.case import Case
-from deepinfer.ops.names import FAMILIES
+from deepinfer.ops.names import ALL_FAMILIES
 
 
-def cases(families: Iterable[str] = FAMILIES) -> list[Case]:
+def cases(families: Iterable[str] = ALL_FAMILIES) -> list[Case]:
     """The cases of these families. Raises ValueError where two have one name or a factory of a family has none."""
     found: list[Case] = []
     for family in families:
@@ -21,7 +21,7 @@ def cases(families: Iterable[str] = FAMILIES) -> list[Case]:
         names = [case.name for case in own]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"cases of {family} have one name twice: {', '.join(twice)}")
-        if lacking := set(FAMILIES[family]) - {case.factory for case in own}:
+        if lacking := set(ALL_FAMILIES[family]) - {case.factory for case in own}:
             raise ValueError(f"no case of {family} covers {', '.join(sorted(lacking))}")
         found += own
     return found
