@@ -164,7 +164,7 @@ def check_image(matrix: Matrix, target: Target, *, gpus: int) -> tuple[list[Gate
         return gates, []
     unsupported = {cell.component.name: cell.reason for cell in plan.cells if cell.status == "unsupported"}
     launch, tritons = container_launch(engine, image, inspection, tritons_for(inspection))
-    return gates, run_stage(launch, gpus, tritons, unsupported=unsupported, on_row=_show)
+    return gates, run_stage(launch, gpus, tritons, unsupported=unsupported, warm=plan.warm, on_row=_show)
 
 
 def _show(row: StageResult) -> None:

@@ -79,6 +79,7 @@ def run_stage(
     tritons: Mapping[str, str],
     *,
     unsupported: Mapping[str, str] | None = None,
+    warm: bool = False,
     on_row: Callable[[StageResult], None] = lambda row: None,
 ) -> list[StageResult]:
     """Run the whole stage; never stops at a failure.
@@ -88,17 +89,18 @@ def run_stage(
         tritons: version -> folder with that Triton unpacked, as the launched program sees it.
         unsupported: parts that the plan says cannot be here, with the plan's reason: "deep_gemm", "deep_ep",
             "probe 3.5.1".
+        warm: the programs run in an image with warm caches, where the probe's own run has nothing to compile.
         on_row: called with each row as it is known.
     """
     rows: list[StageResult] = []
-    for row in _rows(launch, gpus, tritons, unsupported or {}):
+    for row in _rows(launch, gpus, tritons, unsupported or {}, warm):
         rows.append(row)
         on_row(row)
     return rows
 
 
 def _rows(
-    launch: Launch, gpus: int, tritons: Mapping[str, str], unsupported: Mapping[str, str]
+    launch: Launch, gpus: int, tritons: Mapping[str, str], unsupported: Mapping[str, str], warm: bool
 ) -> Iterator[StageResult]:
     devices = _program(launch, "gpus", "devices", (), 120)
     found = int(devices.figures.get("count", 0))
@@ -107,7 +109,7 @@ def _rows(
     yield devices
     absent = "" if found else (devices.reason or "no GPU")
 
-    own = _lacking("probe", absent) if absent else _probe(launch, "probe", None, "")
+    own = _lacking("probe", absent) if absent else _probe(launch, "probe", None, "", warm=warm)
     yield own
     for version in TRITONS:
         name = f"probe {version}"
@@ -193,7 +195,7 @@ def _program(launch: Launch, name: str, program: str, arguments: Sequence[str], 
     )
 
 
-def _probe(launch: Launch, name: str, version: str | None, folder: str) -> StageResult:
+def _probe(launch: Launch, name: str, version: str | None, folder: str, *, warm: bool = False) -> StageResult:
     """The probe must have *run* 7/7: on a GPU box "not run" is a failure too."""
     argv = ["python3", "-m", "deepinfer.probe", "--json", *(("--triton", folder) if folder else ())]
     found, wrong, seconds = _run(launch, argv, 600)
@@ -201,6 +203,8 @@ def _probe(launch: Launch, name: str, version: str | None, folder: str) -> Stage
         return StageResult(name, False, wrong, seconds=seconds)
     report = found["probes"][0] if folder and found.get("probes") else found
     figures = {key: report.get(key) for key in ("triton", "torch", "device", "compiled", "ran")}
+    cache = report.get("cache") or {}
+    figures |= {f"{kind}_{way}": cache[kind][way] for kind in cache for way in ("compiled", "found")}
     checks = report.get("checks") or []
     problems = [f"Triton {figures['triton']} is not {version}"] if version and figures["triton"] != version else []
     problems += [str(report["error"])] if report.get("error") else []
@@ -208,6 +212,9 @@ def _probe(launch: Launch, name: str, version: str | None, folder: str) -> Stage
         for column in ("compiled", "ran"):
             if check[column]["ok"] is not True:
                 problems.append(f"{check['name']}: {column}: {check[column]['reason']}")
+    made = [f"{cache[kind]['compiled']} {kind}" for kind in cache if cache[kind]["compiled"]]
+    if warm and (made or not cache):
+        problems.append(f"in an image with warm caches the run compiled {' and '.join(made) or 'nobody knows what'}")
     if wrong or not checks:
         problems.append(wrong or "the report has no checks")
     return StageResult(name, not problems, "; ".join(problems)[:1000], figures=figures, seconds=seconds)

@@ -249,6 +249,28 @@ def test_a_probe_of_another_triton_than_named_is_a_failure() -> None:
     assert reasons == {"probe 3.5.1": "Triton 3.7.1 is not 3.5.1"}
 
 
+@pytest.mark.parametrize(
+    ("compiled", "words"),
+    [
+        ((0, 0), ""),
+        ((2, 1), "in an image with warm caches the run compiled 2 kernels and 1 modules"),
+        (None, "in an image with warm caches the run compiled nobody knows what"),
+    ],
+)
+def test_in_an_image_with_warm_caches_the_probe_compiles_nothing(compiled: tuple[int, int] | None, words: str) -> None:
+    def answer(argv: Sequence[str]) -> str:
+        if argv[-1] != "--json":
+            return _good(argv)
+        counts = zip(("kernels", "modules"), compiled, strict=True) if compiled else ()
+        cache = {kind: {"compiled": made, "found": 9 - made} for kind, made in counts}
+        return _printing({**_report("3.6.0"), "cache": cache or None})
+
+    rows = _stage(answer, warm=True)
+    assert _failed(rows) == ({"probe": words, "probe 3.6.0": words} if words else {})
+    assert rows[1].figures.get("kernels_compiled") == (compiled[0] if compiled else None)
+    assert _failed(_stage(answer)) == {}  # elsewhere it may compile
+
+
 HANGS = "import time; time.sleep(60)"
 
 
