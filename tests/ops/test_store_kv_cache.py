@@ -24,6 +24,7 @@ from deepinfer.ops.formats import (
 )
 from deepinfer.ops.store_kv_cache import store_kv_cache
 from tests.ops.narrow import quantise
+from tests.ops.paged_far_interpreted import faults
 from tests.ops.three_ways import Interpreted, agrees_in_the_interpreter, agrees_on_a_gpu, every_case, small_cases
 
 
@@ -180,3 +181,8 @@ def test_slots_beyond_two_gigabytes_in_the_interpreter() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+
+
+@pytest.mark.gpu
+def test_slots_beyond_two_gigabytes_on_a_gpu() -> None:
+    assert faults("cuda") == []

@@ -35,7 +35,9 @@ def _load(
     column = tl.arange(0, COLUMNS)[None, :]
     group = tl.arange(0, SLOTS)[None, :]
     at = value + block.to(tl.int64) * value_block + place.to(tl.int64) * VALUE_TOKEN
-    codes = tl.load(at + column, mask=read & (column < BYTES), other=0)
+    # Of what it dequantises, a thread loads what it stores as eight bfloat16: the hint saves an exchange of values.
+    NEAR: tl.constexpr = 8 * BYTES // OUT if CAST else 16
+    codes = tl.load(at + tl.max_contiguous(column, [1, NEAR]), mask=read & (column < BYTES), other=0)
     to = kv + row * KV_ROW
     if SCALES > 0:
         at_sf = sf + block.to(tl.int64) * sf_block + place.to(tl.int64) * SF_TOKEN
