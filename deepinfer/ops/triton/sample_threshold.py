@@ -8,6 +8,7 @@ import triton.language as tl
 from deepinfer.ops.triton.sample_values import (
     FILTERED,
     FINE,
+    LOWEST_ORDER,
     NO_TARGET,
     WRONG,
     disorder,
@@ -147,7 +148,7 @@ def find_threshold(
             stay = ties_to_keep(mass - (over >> 30), count - (over & 0x3FFFFFFF), each, width)
             kept += fine_between(source, length, low, last, shift, inverse, offset, TILE)
             kept += tl.minimum(stay, tied) * (each * FINE).to(tl.int64)
-            if stay < tied:
+            if (stay < tied) & (low > LOWEST_ORDER):
                 cut = cut_of(whole, width, low, stay, TILE)
         else:
             # Not even the whole row has the mass that top-p asks for: all of it stays.
