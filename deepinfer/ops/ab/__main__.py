@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from deepinfer.errors import UsageError
-from deepinfer.ops.ab.work import Options, compare_sides, make_dump
 from deepinfer.ops.command import Parser, exit_code
 
 EXAMPLES = """examples:
@@ -37,6 +36,12 @@ def main(argv: Sequence[str]) -> int:
         )
     if given.dump is not None and given.compare is not None:
         raise UsageError("--dump and --compare exclude each other", next_step="dump first, compare elsewhere")
+    from deepinfer.ops.ab.work import (
+        Options,
+        compare_sides,
+        make_dump,
+    )  # with PyTorch, whose lack is told by the caller
+
     options = Options(
         names=given.names,
         expected=given.expected,
