@@ -36,8 +36,8 @@ TARGET = "sm_90a"
 MOST = 8
 """Variants that one kernel may have over a run of the engine; more cost memory and the time of their first use."""
 MORE: Mapping[str, str] = {
-    "fused_transform._transform": "query, output, window, compressed and index rows of five cache formats: the cases of "
-    "the engine hold all of them, and a run those of its own formats",
+    "fused_transform._transform": "query, output, window, compressed and index rows of five cache formats: the "
+    "cases of the engine hold all of them, and a run those of its own formats",
 }
 """Kernels that have more, each with the reason: "module.function" -> words."""
 Hashes = Mapping[str, frozenset[str]]
