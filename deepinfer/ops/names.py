@@ -45,7 +45,9 @@ FAMILIES: dict[str, tuple[str, ...]] = {
 }
 """Family (the module's name in ops/, ops/reference/, ops/triton/ and ops/cases/) -> its factories."""
 
-MODEL_FAMILIES: dict[str, tuple[str, ...]] = {}
+MODEL_FAMILIES: dict[str, tuple[str, ...]] = {
+    "gate": ("gate_topk",),
+}
 """The parts of the model that upstream leaves to other libraries; interfaces and names are the project's own."""
 
 ALL_FAMILIES: dict[str, tuple[str, ...]] = FAMILIES | MODEL_FAMILIES
