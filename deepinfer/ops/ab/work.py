@@ -19,9 +19,11 @@ from deepinfer.ops.ab.portable.write import Writer, constants, written
 from deepinfer.ops.ab.selection import digests, selected
 from deepinfer.ops.ab.sides import Dumped, Here, Side, refuse_equal, told
 from deepinfer.ops.case import Call, Case
+from deepinfer.ops.names import MODEL_FAMILIES
 
 NOT_ON_A_CPU = "large: for a GPU only"
 NOT_IN_A_DUMP = "large: too large for a dump"
+OF_OUR_OWN = "this project's own: other packages have no kernel of the name"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +51,7 @@ def compare_sides(options: Options, dump: Path | None) -> int:
     if dump is None and not options.module:
         expected, got = Here(options.expected, options.device), Here(options.got, options.device)
         return _go(options, chosen, expected, got, NOT_ON_A_CPU if options.device == "cpu" else "")
-    skips = Skips(NOT_IN_A_DUMP, options.skips)
+    skips = _skips(options, NOT_IN_A_DUMP)
     if dump is None:
         examined = Here(options.got, options.device)
         with _outside(options, _fresh(chosen, skips), digests(chosen)) as theirs:
@@ -69,7 +71,7 @@ def make_dump(options: Options, folder: Path) -> int:
 
     Returns: 0, or 1 if a case failed.
     """
-    chosen, skips = selected(options.names), Skips(NOT_IN_A_DUMP, options.skips)
+    chosen, skips = selected(options.names), _skips(options, NOT_IN_A_DUMP)
     calls, sources = _fresh(chosen, skips), digests(chosen)
     with contextlib.ExitStack() as stack:
         if options.module:
@@ -116,12 +118,17 @@ def _keep(writer: Writer, side: Side, case: Case, call: Call, *, events: bool) -
 def _go(options: Options, chosen: Sequence[Case], expected: Side, got: Side, large: str) -> int:
     refuse_equal(expected, got)
     rows = []
-    skips = Skips(large, options.skips)
+    skips = _skips(options, large)
     for row in compare(chosen, expected, got, skips, lambda case: report.begun(case, events=options.events)):
         rows.append(row)
         report.ended(row, events=options.events)
     report.result(rows, expected.versions, got.versions, as_json=options.json, events=options.events)
     return 0 if all(row.ok for row in rows) else 1
+
+
+def _skips(options: Options, large: str) -> Skips:
+    own = [(name, OF_OUR_OWN) for names in MODEL_FAMILIES.values() for name in names] if options.module else []
+    return Skips(large, [*options.skips, *own])
 
 
 def _fresh(chosen: Sequence[Case], skips: Skips) -> list[tuple[Case, Call]]:
