@@ -77,6 +77,11 @@ PRODUCTION = {
     "compressed-fp4-b128": replace(MAIN, cache="fp4-main", bf16="norm", block_size=128),
     "compressed-fp4-b64": replace(MAIN, cache="fp4-main", bf16="norm"),
 }
+HOPPER = {
+    "o-inverse-rope": replace(Q, conjugate=True),
+    "o-inverse-rope-mxfp8": replace(Q, conjugate=True, bf16="", cast=MXFP8, quant=True),
+}
+"""What attention needs besides where it is no single kernel: the inverse rotation of its output, and its cast."""
 PLAIN = Transform(rope=False)
 OTHERS = {
     "hadamard-mxfp8": replace(PLAIN, hadamard=True, cast=MXFP8, quant=True),
@@ -161,7 +166,7 @@ def _make(generator: torch.Generator, *, transform: Transform, count: int, spoil
 def cases() -> list[Case]:
     """The production configurations, small and large; the others; no rows; NaN and infinities."""
     found = []
-    for name, transform in PRODUCTION.items():
+    for name, transform in {**PRODUCTION, **HOPPER}.items():
         make = partial(_make, transform=transform)
         small, large = (1, 4097) if transform.heads >= 64 else (3, 8193) if transform.heads > 1 else (17, 32769)
         found.append(Case(NAME, f"{name}-{small}", partial(make, count=small), engine=True))

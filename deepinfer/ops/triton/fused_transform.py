@@ -1,4 +1,9 @@
-"""`fused_norm_rope_hadamard_cast_store_kvcache_tl` in Triton (kernel_spec A.13)."""
+"""`fused_norm_rope_hadamard_cast_store_kvcache_tl` in Triton (kernel_spec A.13).
+
+Each configuration is a kernel of its own: steps that are off cost nothing, and blocks and heads are divided by as
+constants. The model has about eight of them: rotation of queries and back, of index queries with their cast, the SWA
+ring's store and cast back, the stores of compressed and of index keys; the cases cover more.
+"""
 
 from __future__ import annotations
 
