@@ -8,6 +8,7 @@ from functools import partial
 import torch
 
 from deepinfer.ops.case import Argument, Call, Case, Results
+from deepinfer.ops.cases.padding import padded
 from deepinfer.ops.fused_sample import DRAFT_SEED_OFFSET
 from deepinfer.ops.reference import philox
 from deepinfer.ops.reference.exponential import exp
@@ -81,14 +82,6 @@ def _follows(results: Results, seed_offset: int, reject: bool) -> str:
     return next(filter(None, (difference(name, value, results[name]) for name, value in pairs)), "")
 
 
-def padded(values: torch.Tensor) -> torch.Tensor:
-    """The same values in rows whose stride is a multiple of 8, and with something beyond each row's end."""
-    count, width = values.shape
-    storage = torch.full((count, -(-width // 8) * 8 + 8), 3.0)
-    storage[:, :width] = values
-    return storage[:, :width]
-
-
 def call_of(
     rows: Rows,
     generator: torch.Generator,
@@ -111,7 +104,8 @@ def call_of(
     seeds = torch.tensor([_SEEDS[row % len(_SEEDS)] for row in range(count)], dtype=torch.uint64)
     positions = torch.randint(0, 2**31 - 1, (count,), generator=generator, dtype=torch.int32)
     positions[: count // 2] %= 4096
-    limits = torch.tensor([temperatures, top_p, top_p]).reshape(3, count).T.contiguous()
+    limits = torch.full((count + 1, 3), 7.0)
+    limits[:count, 0], limits[:count, 1] = torch.tensor(temperatures), torch.tensor(top_p)
     junk_int, junk = torch.full((count,), 77, dtype=torch.int32), torch.full((count,), 77.0)
 
     def given(name: str, value: torch.Tensor, wanted: bool, output: bool = False) -> Argument:
@@ -119,8 +113,8 @@ def call_of(
 
     arguments = [
         Argument("logits", padded(values)),
-        Argument("temperatures", limits[:, 0]),
-        Argument("top_p", limits[:, 1]),
+        Argument("temperatures", limits[:count, 0]),
+        Argument("top_p", limits[:count, 1]),
         Argument("top_k", torch.tensor(top_k, dtype=torch.int32)),
         given("sample_positions", positions, sample),
         given("seq_seeds", seeds, sample),

@@ -7,7 +7,7 @@ from functools import partial
 import torch
 
 from deepinfer.ops.case import Argument, Call, Case
-from deepinfer.ops.cases.fused_sample import padded
+from deepinfer.ops.cases.padding import padded
 
 _SEEDS = (0, 1, 12345, 2**63 - 1, 2**63, 2**64 - 1)
 

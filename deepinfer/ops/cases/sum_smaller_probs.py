@@ -7,7 +7,7 @@ from functools import partial
 import torch
 
 from deepinfer.ops.case import Argument, Call, Case
-from deepinfer.ops.cases.fused_sample import padded
+from deepinfer.ops.cases.padding import padded
 from deepinfer.ops.tolerance import Tolerance
 
 INF = float("inf")
