@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from deepinfer.ops.ab.sides import Dumped, FailedThereError, Here, Side
+from deepinfer.ops.ab.sides import Dumped, FailedThereError, Side
 from deepinfer.ops.case import Case
 from deepinfer.ops.execution import problems
 
@@ -93,8 +93,3 @@ def _compare(case: Case, expected: Side, got: Side) -> list[str]:
 def _told(problem: Exception) -> str:
     kind = "" if isinstance(problem, FailedThereError) else f"{type(problem).__name__}: "
     return f"{kind}{str(problem).strip()[:1000]}"
-
-
-def backends(cases: Iterable[Case], expected: str, got: str, device: str) -> Iterator[Row]:
-    """Two backends of this package, both on `device`."""
-    return compare(cases, Here(expected, device), Here(got, device))
