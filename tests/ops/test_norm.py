@@ -10,6 +10,7 @@ import torch
 
 from deepinfer.ops import using
 from deepinfer.ops.case import Case
+from deepinfer.ops.cases.norm import FORMS
 from deepinfer.ops.norm import norm
 from deepinfer.ops.reference.rms import sum_of_squares
 from tests.ops.narrow import f32, quantise
@@ -25,6 +26,10 @@ def test_interpreted(case: Case, interpreted: Interpreted) -> None:
 @every_case("norm")
 def test_on_a_gpu(case: Case) -> None:
     agrees_on_a_gpu(case)
+
+
+def test_all_output_forms_are_cases() -> None:
+    assert len(set(FORMS)) == len(FORMS) == 22
 
 
 def _rows(count: int, width: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:

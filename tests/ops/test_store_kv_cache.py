@@ -8,6 +8,8 @@ import sys
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from deepinfer.ops import using
 from deepinfer.ops.case import Case
@@ -98,6 +100,20 @@ def test_updates_replace_each_other() -> None:
             store_kv_cache(rows, cache, slots)
         assert not cache[0, 3, 0, :512].bitwise_and(0x7F).any() and cache[0, 3, 0, 512:].eq(105).all()
         assert cache[1, 6, 0, 512:].eq(105).all() and cache[0, 4].eq(1).all()
+
+
+@settings(derandomize=True, max_examples=40, deadline=None)
+@given(blocks=st.integers(1, 4), size=st.integers(1, 9), slots=st.lists(st.integers(-5, 40), unique=True, max_size=12))
+def test_a_slot_is_a_token_of_the_blocks_in_order(blocks: int, size: int, slots: list[int]) -> None:
+    cache = torch.full((blocks, size, 1, 16), -1.0, dtype=torch.bfloat16)
+    kv = torch.arange(len(slots)).bfloat16()[:, None].expand(-1, 16).contiguous()
+    with using("reference"):
+        store_kv_cache(kv, cache, torch.tensor(slots, dtype=torch.int32))
+    expected = [-1.0] * (blocks * size)
+    for row, slot in enumerate(slots):
+        if 0 <= slot < blocks * size:
+            expected[slot] = float(row)
+    assert cache[..., 0, 0].flatten().tolist() == expected
 
 
 def test_a_bfloat16_cache_says_its_own_format() -> None:
