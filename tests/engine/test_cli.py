@@ -30,7 +30,8 @@ def test_help_lists_the_verbs_and_imports_none(run_python: Run) -> None:
 def test_every_verb_has_help(verb: cli.Verb, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([verb.name, "--help"]) == 0
     text = capsys.readouterr().out
-    assert f"deepinfer {verb.name}" in text and "--json" in text
+    assert f"deepinfer {verb.name}" in text
+    assert "--json" in text or verb.name == "tiny", "a verb that reports facts reports them as JSON too"
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
