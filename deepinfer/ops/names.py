@@ -46,6 +46,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
 """Family (the module's name in ops/, ops/reference/, ops/triton/ and ops/cases/) -> its factories."""
 
 MODEL_FAMILIES: dict[str, tuple[str, ...]] = {
+    "linear": ("fp8_linear", "fp8_grouped_linear", "bf16_linear"),
     "gate": ("gate_topk",),
 }
 """The parts of the model that upstream leaves to other libraries; interfaces and names are the project's own."""

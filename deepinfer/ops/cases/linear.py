@@ -1,0 +1,90 @@
+"""Cases of the products with the model's weights (model_spec 2.2, 3.0, 3.3)."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+
+from deepinfer.ops.case import Argument, Call, Case
+from deepinfer.ops.cases import quantized
+from deepinfer.ops.cases.noise import noise
+
+_BF16, _FP32 = torch.bfloat16, torch.float32
+_TOLERANCE = {_BF16: quantized.BF16_PRODUCT, _FP32: quantized.FP32_PRODUCT}
+
+
+def _fp8(generator: torch.Generator, *, n: int, k: int, o: int, dtype: torch.dtype, groups: int = 0) -> Call:
+    parts = (n, groups, k) if groups else (n, k)
+    values, scales = quantized.rows(generator, *parts)
+    weight, weight_scales = quantized.fp8_weight(generator, o * max(groups, 1), k)
+    out = torch.full((n, len(weight)), 77.0, dtype=dtype)
+    arguments = [
+        Argument("values", values),
+        Argument("scales", scales),
+        Argument("weight", weight),
+        Argument("weight_scales", weight_scales),
+        Argument("out", out, output=True, tolerance=_TOLERANCE[dtype]),
+    ]
+    return Call(arguments, (groups, o, k) if groups else (o, k, dtype))
+
+
+def _bf16(generator: torch.Generator, *, n: int, k: int, o: int, dtype: torch.dtype, accumulate: bool) -> Call:
+    arguments = [
+        Argument("x", noise(generator, (n, k), _BF16)),
+        Argument("weight", noise(generator, (o, k), _BF16) * k**-0.5),
+        Argument("out", noise(generator, (n, o), dtype), output=True, tolerance=_TOLERANCE[dtype]),
+    ]
+    return Call(arguments, (k, dtype, accumulate))
+
+
+def cases() -> list[Case]:
+    """Partial tiles on every side, no rows, and the widths of the real model for a few rows and for many."""
+    return [*_fp8_cases(), *_grouped_cases(), *_bf16_cases()]
+
+
+def _fp8_cases() -> list[Case]:
+    found = []
+    for name, n, k, o in (("one-row", 1, 96, 64), ("two-tiles", 70, 160, 96), ("odd-outputs", 3, 128, 72),
+                          ("no-rows", 0, 64, 32), ("several", 5, 384, 192)):  # fmt: skip
+        for dtype in (_BF16, _FP32):
+            make = partial(_fp8, n=n, k=k, o=o, dtype=dtype)
+            found.append(Case("fp8_linear", f"{name}-{_word(dtype)}", make))
+    # [wq_a; wkv], wq_a, wkv, three wkv of the draft, [wq_b; indexer.wq_b], wq_b, wo_b, shared expert: up and down.
+    widths = (5120, 1792), (5120, 1280), (5120, 512), (5120, 1536), (1280, 36864), (1280, 32768), (8192, 5120)
+    for k, o in (*widths, (5120, 4608), (2304, 5120)):
+        for n in (3, 2048):
+            make = partial(_fp8, n=n, k=k, o=o, dtype=_BF16)
+            found.append(Case("fp8_linear", f"{k}-{o}-{n}-rows", make, large=True, engine=n == 3))
+    return found
+
+
+def _grouped_cases() -> list[Case]:
+    found = []
+    for name, n, groups, k, o in (("one-row", 1, 3, 64, 32), ("two-tiles", 67, 2, 96, 96), ("no-rows", 0, 2, 32, 32)):
+        make = partial(_fp8, n=n, groups=groups, k=k, o=o, dtype=_BF16)
+        found.append(Case("fp8_grouped_linear", name, make))
+    for n in (3, 2048):
+        make = partial(_fp8, n=n, groups=8, k=4096, o=1024, dtype=_BF16)
+        found.append(Case("fp8_grouped_linear", f"wo-a-{n}-rows", make, large=True, engine=n == 3))
+    return found
+
+
+def _bf16_cases() -> list[Case]:
+    found = []
+    for name, n, k, o in (("one-row", 1, 96, 24), ("two-tiles", 66, 160, 65), ("no-rows", 0, 64, 32)):
+        for dtype, accumulate in ((_BF16, False), (_FP32, False), (_FP32, True)):
+            make = partial(_bf16, n=n, k=k, o=o, dtype=dtype, accumulate=accumulate)
+            found.append(Case("bf16_linear", f"plain-{name}-{_word(dtype)}{'-added' if accumulate else ''}", make))
+    # The gate, a compressor with its index weights, the head (a part of it: the rest is more of the same).
+    for o, dtype in ((384, _FP32), (1088, _FP32), (1088, _BF16), (16160, _FP32)):
+        for n in (3, 2048):
+            make = partial(_bf16, n=n, k=5120, o=o, dtype=dtype, accumulate=False)
+            found.append(
+                Case("bf16_linear", f"plain-5120-{o}-{n}-rows-{_word(dtype)}", make, large=True, engine=n == 3)
+            )
+    return found
+
+
+def _word(dtype: torch.dtype) -> str:
+    return "bf16" if dtype == _BF16 else "f32"
