@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,6 @@ from typing import Any
 import torch
 
 import deepinfer
-from deepinfer.ops.names import ALL_FAMILIES
 
 ROOT = Path(__file__).resolve().parents[2]
 AT_A_TIME = 2
@@ -31,17 +30,15 @@ SUMMARY: list[str] = []
 
 
 class Compiler:
-    """Compiles all families under each version, from now on; `row` waits for one family under one of them."""
+    """Compiles pairs of version and family, from now on; `row` waits for one of them."""
 
-    def __init__(self, versions: Sequence[str]) -> None:
+    def __init__(self, wanted: Iterable[tuple[str, str]]) -> None:
         self._turns = threading.Semaphore(AT_A_TIME)
         self._sources = _sources()
         self._closed = False
         self._children: set[subprocess.Popen[str]] = set()
-        self.rows: dict[tuple[str, str], Future[Row]] = {
-            (version, family): Future() for version in versions for family in ALL_FAMILIES
-        }
-        for version in versions:
+        self.rows: dict[tuple[str, str], Future[Row]] = {one: Future() for one in wanted}
+        for version in dict.fromkeys(version for version, _ in self.rows):
             threading.Thread(target=self._run, args=(version,), daemon=True).start()
 
     def row(self, version: str, family: str) -> Row:
@@ -71,8 +68,10 @@ class Compiler:
         for child in list(self._children):
             child.kill()
 
+    def _families(self, version: str) -> list[str]:
+        return [family for of, family in self.rows if of == version]
+
     def _run(self, version: str) -> None:
-        families = list(ALL_FAMILIES)
         try:
             with self._turns:
                 families = self._kept(version)
@@ -84,7 +83,7 @@ class Compiler:
             self._fail(version, "its process did not tell")
 
     def _fail(self, version: str, why: str) -> None:
-        for family in ALL_FAMILIES:
+        for family in self._families(version):
             future = self.rows[version, family]
             if not future.done():
                 future.set_exception(RuntimeError(f"Triton {version}, {family}: {why}"))
@@ -92,7 +91,7 @@ class Compiler:
     def _kept(self, version: str) -> list[str]:
         """Take what an earlier run has kept; the families that are left."""
         left = []
-        for family in ALL_FAMILIES:
+        for family in self._families(version):
             path = self._path(version, family)
             row = json.loads(path.read_text()) if path.is_file() else {}
             if row.get("sources") == self._sources:
@@ -119,7 +118,7 @@ class Compiler:
                 for line in child.stdout or ():
                     row = {**json.loads(line), "sources": self._sources, "kept": False}
                     assert row["triton"] == version, f"the process took Triton {row['triton']}"
-                    if not row["problems"]:
+                    if not row["problems"] and _sources() == self._sources:  # nobody edits them meanwhile
                         cache.atomic_write(self._path(version, row["family"]), json.dumps(row))
                     self.rows[version, row["family"]].set_result(row)
                 child.wait()

@@ -25,8 +25,15 @@ needs_build = pytest.mark.skipif(
 
 
 @pytest.fixture(scope="session")
-def compiler() -> Iterator[Compiler]:
-    running = Compiler(VERSIONS)
+def compiler(request: pytest.FixtureRequest) -> Iterator[Compiler]:
+    """At work on what the tests that were collected ask for, in their order."""
+    wanted: dict[tuple[str, str], None] = {}
+    for item in request.session.items:
+        if isinstance(item, pytest.Function) and "compiler" in item.fixturenames:
+            chosen = item.callspec.params if hasattr(item, "callspec") else {}
+            families = [chosen["family"]] if "family" in chosen else ALL_FAMILIES
+            wanted |= {(chosen.get("version", VERSIONS[-1]), family): None for family in families}
+    running = Compiler(wanted)
     try:
         yield running
     finally:
