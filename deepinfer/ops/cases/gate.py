@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -81,7 +82,7 @@ def _make(
 
 def cases() -> list[Case]:
     """The model's 384 experts and the draft's 128; ties; far and spoilt logits; odd sizes; all, one and no rows."""
-    small = {
+    small: dict[str, dict[str, Any]] = {
         "ties": {"n": 9, "experts": 384, "topk": 6, "kind": "ties"},
         "ties-images": {"n": 6, "experts": 12, "topk": 3, "kind": "ties", "valid": True},
         "far": {"n": 10, "experts": 384, "topk": 6, "kind": "far"},

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from deepinfer.ops.dispatch import Kernel
-from deepinfer.ops.launch import cdiv, launch, next_power_of_2
+from deepinfer.ops.launch import launch, next_power_of_2
 
 _NOTHING = tl.constexpr(-(2**63))
 
@@ -34,39 +34,38 @@ def _ordered(value):
     return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64)
 
 
-@triton.jit(do_not_specialize=["rows", "scaling"])
+@triton.jit(do_not_specialize=["scaling"])
 def _gate_topk(
-    logits, bias, bias_image, is_image, valid, ids, weights, rows, scaling,
+    logits, bias, bias_image, is_image, valid, ids, weights, scaling,
     EXPERTS: tl.constexpr, TOPK: tl.constexpr, IMAGES: tl.constexpr, VALID: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, RANKS: tl.constexpr,
+    COLUMNS: tl.constexpr, RANKS: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
-    own = row < rows
-    expert = tl.arange(0, COLUMNS)[None, :]
-    inside = own & (expert < EXPERTS)
-    at = logits + row.to(tl.int64) * EXPERTS
-    added = tl.load(bias + expert, mask=expert < EXPERTS, other=0.0)
+    row = tl.program_id(0).to(tl.int64)
+    expert = tl.arange(0, COLUMNS)
+    inside = expert < EXPERTS
+    at = logits + row * EXPERTS
+    added = tl.load(bias + expert, mask=inside, other=0.0)
     if IMAGES:
-        of_image = tl.load(bias_image + expert, mask=expert < EXPERTS, other=0.0)
-        added = tl.where(tl.load(is_image + row, mask=own, other=0) != 0, of_image, added)
+        of_image = tl.load(bias_image + expert, mask=inside, other=0.0)
+        added = tl.where(tl.load(is_image + row) != 0, of_image, added)
     ranked = _score(tl.load(at + expert, mask=inside, other=0.0)) + added
     # Rank and id in one number: the largest is the best score, of equal ones that with the lowest id.
     key = tl.where(inside, (_ordered(ranked) << 32) | (COLUMNS - expert), _NOTHING)
-    rank = tl.arange(0, RANKS)[None, :]
-    chosen = tl.zeros([ROWS, RANKS], tl.int32)
+    rank = tl.arange(0, RANKS)
+    chosen = tl.zeros([RANKS], tl.int32)
     for place in tl.static_range(TOPK):
-        best = tl.max(key, axis=1)[:, None]
+        best = tl.max(key, axis=0)
         key = tl.where(key == best, _NOTHING, key)
         chosen = tl.where(rank == place, COLUMNS - (best & 0xFFFFFFFF).to(tl.int32), chosen)
-    live = own & (rank < TOPK)
+    live = rank < TOPK
     score = tl.where(live, _score(tl.load(at + chosen, mask=live, other=0.0)), 0.0)
-    total = tl.sum(score, axis=1)[:, None] + 1e-20
-    weight = tl.div_rn(score, tl.broadcast_to(total, (ROWS, RANKS))) * scaling
+    total = tl.sum(score, axis=0) + 1e-20
+    weight = tl.div_rn(score, tl.zeros([RANKS], tl.float32) + total) * scaling
     if VALID:
-        counts = tl.load(valid + row, mask=own, other=0) != 0
+        counts = tl.load(valid + row) != 0
         chosen = tl.where(counts, chosen, -1)
         weight = tl.where(counts, weight, 0.0)
-    out = row.to(tl.int64) * TOPK + rank
+    out = row * TOPK + rank
     tl.store(ids + out, chosen, mask=live)
     tl.store(weights + out, weight, mask=live)
 
@@ -75,10 +74,10 @@ def _gate_topk(
 def gate_topk(experts: int, topk: int, scaling: float) -> Kernel:
     """The best `topk` of `experts` by sqrt(softplus(logit)) + bias, and their weights times `scaling`.
 
-    One launch; a warp has a row, so that looking for the best needs no shared memory.
+    One launch; a warp has a row (of up to 1024 experts), so that looking for the best needs no shared memory.
     """
     columns, ranks = next_power_of_2(experts), next_power_of_2(topk)
-    rows = 4 if columns <= 1024 else 1
+    warps = max(columns // 1024, 1)
 
     def run(
         logits: torch.Tensor,
@@ -92,9 +91,9 @@ def gate_topk(experts: int, topk: int, scaling: float) -> Kernel:
         images = None if is_image is None else is_image.view(torch.uint8)
         counted = None if valid is None else valid.view(torch.uint8)
         launch(
-            _gate_topk, (cdiv(logits.shape[0], rows),), logits, bias, bias_image, images, counted, ids, weights,
-            logits.shape[0], scaling, EXPERTS=experts, TOPK=topk, IMAGES=images is not None,
-            VALID=counted is not None, ROWS=rows, COLUMNS=columns, RANKS=ranks, num_warps=4,
+            _gate_topk, (logits.shape[0],), logits, bias, bias_image, images, counted, ids, weights,
+            scaling, EXPERTS=experts, TOPK=topk, IMAGES=images is not None,
+            VALID=counted is not None, COLUMNS=columns, RANKS=ranks, num_warps=warps,
         )  # fmt: skip
 
     return run
