@@ -220,6 +220,26 @@ def test_another_package_of_our_name_is_compared_in_a_process_of_its_own(tmp_pat
     assert "expected: module deepinfer.ops" in done.stdout and "AB_OK: 16 cases" in done.stdout
 
 
+def test_what_it_makes_of_the_cases_can_be_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    dump = tmp_path / "dump"
+    theirs = ("--backend", "deepinfer.ops", "--path", _other(tmp_path / "other"))
+    assert _in_process(*theirs, "--dump", dump) == 0
+    assert _in_process("--compare", dump) == 0
+    told = capsys.readouterr().out
+    assert "expected: module deepinfer.ops" in told and "AB_OK: 16 cases" in told
+    assert _in_process(*theirs, "--compare", dump) == 1
+    assert "both sides are module deepinfer.ops" in capsys.readouterr().err
+
+
+@pytest.mark.gpu
+def test_triton_agrees_on_this_gpu_and_its_dump_with_the_reference(tmp_path: Path) -> None:
+    done = _ab("gather")
+    assert done.returncode == 0 and "AB_OK: 20 cases of 1 kernels agree" in done.stdout, done.stderr
+    assert _ab("gather", "--dump", tmp_path).returncode == 0
+    done = _ab("gather", "--got", "reference", "--compare", tmp_path)
+    assert done.returncode == 0 and "AB_OK: 16 cases of 1 kernels agree" in done.stdout, done.stderr
+
+
 def test_what_it_gets_wrong_is_in_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     wrong = GATHER.replace("0 <= picked < len(x)", "picked < len(x)")
     assert _in_process("--backend", "deepinfer.ops", "--path", _other(tmp_path, wrong)) == 1
