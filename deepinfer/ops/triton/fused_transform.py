@@ -25,8 +25,12 @@ from deepinfer.ops.triton.store_kv_cache import as_bytes, store_row_values
 
 @triton.jit
 def _normed(value, root, weight, column):
-    """One bfloat16 value of a normed row, as float32."""
-    return rounded(widen(value) * root * widen(tl.load(weight + column)))
+    """Normed rows, rounded to bfloat16, as float32."""
+    at = weight + column
+    if value.shape[1] < 256:
+        # A row of the weight alone would be spread over the threads otherwise than the rows, and move them to it.
+        at = tl.broadcast_to(at, value.shape)
+    return rounded(widen(value) * root * widen(tl.load(at)))
 
 
 @triton.jit(do_not_specialize=["rows", "table_rows", "end", "norm_eps", "hadamard_scale"])

@@ -73,7 +73,12 @@ def _write(
     ORIGIN: tl.constexpr, BLOCK_M: tl.constexpr, ROWS: tl.constexpr, START: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Norm columns START to START + WIDTH and write all that goes with them."""
-    weight = widen(tl.load(w + column, mask=column < D, other=0.0)) * out_scale
+    gains = w + column
+    inside = column < D
+    if WIDTH < 256:
+        # A row of weights alone would be spread over the threads otherwise than the rows, and move them to it.
+        gains, inside = tl.broadcast_to(gains, (ROWS, WIDTH)), tl.broadcast_to(inside, (ROWS, WIDTH))
+    weight = widen(tl.load(gains, mask=inside, other=0.0)) * out_scale
     out = value * root * weight
     if CAST:
         out = _rounded_as(out, w)
