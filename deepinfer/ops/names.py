@@ -46,8 +46,10 @@ FAMILIES: dict[str, tuple[str, ...]] = {
 """Family (the module's name in ops/, ops/reference/, ops/triton/ and ops/cases/) -> its factories."""
 
 MODEL_FAMILIES: dict[str, tuple[str, ...]] = {
-    "linear": ("fp8_linear", "fp8_grouped_linear", "bf16_linear"),
+    "activation": ("swiglu_quantize", "quantize_fp8", "quantize_fp4"),
+    "engram": ("engram_rows", "engram_gather", "engram_gate"),
     "gate": ("gate_topk",),
+    "linear": ("fp8_linear", "fp8_grouped_linear", "bf16_linear"),
 }
 """The parts of the model that upstream leaves to other libraries; interfaces and names are the project's own."""
 
