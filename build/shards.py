@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from build.cache import REPOSITORY
+from build.heartbeat import heartbeat
 
 HEAPS_EACH = 3
 """Heaps for each process; every heap starts pytest anew, which takes a second or two."""
@@ -32,8 +33,10 @@ def run(files: Sequence[Path], arguments: Sequence[str], *, workers: int | None 
     """Run the files; what each heap prints comes as a whole when it has ended. Returns a status as pytest's."""
     at_once = workers or max(1, min(MOST, len(os.sched_getaffinity(0))))
     heaps = [files[start :: at_once * HEAPS_EACH] for start in range(at_once * HEAPS_EACH)]
+    heaps = [heap for heap in heaps if heap]
+    names = [f"tests, part {number} of {len(heaps)}" for number in range(1, len(heaps) + 1)]
     with ThreadPoolExecutor(at_once) as pool:
-        statuses = list(pool.map(lambda heap: _run_heap(heap, arguments), [heap for heap in heaps if heap]))
+        statuses = list(pool.map(lambda name, heap: _run_heap(name, heap, arguments), names, heaps))
     return status_of(statuses)
 
 
@@ -45,13 +48,13 @@ def status_of(statuses: Sequence[int]) -> int:
     return 0 if 0 in statuses else NO_TESTS
 
 
-def _run_heap(heap: Sequence[Path], arguments: Sequence[str]) -> int:
+def _run_heap(name: str, heap: Sequence[Path], arguments: Sequence[str]) -> int:
     argv = [sys.executable, "-m", "pytest", *arguments, *map(str, heap)]
-    with tempfile.TemporaryFile() as out:
-        done = subprocess.run(argv, stdout=out, stderr=out, stdin=subprocess.DEVNULL, check=False)
-        out.seek(0)
-        text = out.read().decode(errors="replace")
-    print(text, end="", flush=True)
+    with tempfile.TemporaryDirectory(prefix="deepinfer-tests-") as folder:
+        log = Path(folder) / "log"
+        with log.open("wb") as out, heartbeat(name, log=log):
+            done = subprocess.run(argv, stdout=out, stderr=out, stdin=subprocess.DEVNULL, check=False)
+        print(f"== {name}\n{log.read_text(errors='replace')}", end="", flush=True)
     return done.returncode
 
 
