@@ -48,8 +48,11 @@ FAMILIES: dict[str, tuple[str, ...]] = {
 MODEL_FAMILIES: dict[str, tuple[str, ...]] = {
     "activation": ("swiglu_quantize", "quantize_fp8", "quantize_fp4"),
     "engram": ("engram_rows", "engram_gather", "engram_gate"),
+    "experts": ("expert_order", "expert_linear", "combine"),
     "gate": ("gate_topk",),
+    "hyper": ("hyper_step", "hyper_post", "hyper_leave"),
     "linear": ("fp8_linear", "fp8_grouped_linear", "bf16_linear"),
+    "selection": ("select_topk",),
 }
 """The parts of the model that upstream leaves to other libraries; interfaces and names are the project's own."""
 

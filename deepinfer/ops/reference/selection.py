@@ -1,0 +1,31 @@
+"""Reference of `select_topk` (model_spec 3.5, 3.6)."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from deepinfer.ops.dispatch import Kernel
+
+_ROWS = 256
+"""Rows that are sorted at a time: what bounds the memory."""
+
+
+@functools.cache
+def select_topk(k: int) -> Kernel:
+    """The columns of the k largest scores of each row, ascending; ties go to the lower column."""
+
+    def run(scores: torch.Tensor, lengths: torch.Tensor, columns: torch.Tensor) -> None:
+        width = scores.shape[1]
+        column = torch.arange(width, device=scores.device)
+        for part in range(0, len(scores), _ROWS):
+            rows = slice(part, part + _ROWS)
+            score = scores[rows].float()
+            counts = (column < lengths[rows, None]) & ~score.isnan()
+            ranked = score.masked_fill(~counts, -torch.inf).sort(dim=-1, descending=True, stable=True)
+            chosen = ranked.indices[:, :k].masked_fill(ranked.values[:, :k] == -torch.inf, width).sort(-1).values
+            columns[rows] = -1
+            columns[rows, : chosen.shape[1]] = chosen.masked_fill(chosen == width, -1).int()
+
+    return run
