@@ -1,8 +1,9 @@
 """Products with the model's weights: FP8 by 32x32 blocks, FP8 group by group, bfloat16 (model_spec 2.2, 3.0, 3.3).
 
 FP8 activations are a pair: `values` e4m3 and `scales` uint8, one power of two (byte - 127) per 32 columns of a row.
-Every dequantised operand is exact in bfloat16, so products are exact; sums are float32, taken in an order that depends
-on the width of a row alone: a row's result has the same bits alone and in any batch.
+Every dequantised operand is exact in bfloat16 (for scales' bytes from 10 to 246, beyond which its range ends), so
+products are exact; sums are float32, taken in an order that depends on the width of a row alone: a row's result has
+the same bits alone and in any batch.
 """
 
 from __future__ import annotations

@@ -93,10 +93,10 @@ def _order_cases() -> list[Case]:
     for name, n, topk, experts, kind in (
         ("one-row", 1, 6, 12, "random"), ("blocks", 151, 3, 12, "random"), ("outside", 60, 6, 40, "outside"),
         ("one-expert", 90, 3, 7, "one"), ("none", 50, 3, 5, "none"), ("no-rows", 0, 6, 12, "random"),
-        ("decode", 33, 6, 384, "outside"), ("single", 5, 1, 1, "random"),
+        ("decode", 33, 6, 384, "outside"), ("draft", 25, 3, 128, "random"), ("single", 5, 1, 1, "random"),
     ):  # fmt: skip
         make = partial(_order, n=n, topk=topk, experts=experts, kind=kind)
-        found.append(Case("expert_order", f"order-{name}", make, engine=name == "decode"))
+        found.append(Case("expert_order", f"order-{name}", make, engine=name in ("decode", "draft")))
     for n in (8192, 65536):
         found.append(Case("expert_order", f"order-{n}-rows", partial(_order, n=n, topk=6, experts=384), large=True))
     return found
@@ -115,6 +115,8 @@ def _linear_cases() -> list[Case]:
                                                                 second=True)))  # fmt: skip
     for name, k, o, second in (("up", 5120, 4608, False), ("down", 2304, 5120, True)):
         real = partial(_linear, topk=6, k=k, o=o, second=second)
+        draft = partial(real, n=2, experts=128, shared_weight=True)
+        found.append(Case("expert_linear", f"linear-{name}-draft", draft, large=True, engine=True))
         for n in (2, 2048):
             make = partial(real, n=n, experts=384, shared_weight=True)
             found.append(Case("expert_linear", f"linear-{name}-{n}", make, large=True, engine=n == 2))
@@ -126,9 +128,9 @@ def _combine_cases() -> list[Case]:
     found = []
     for name, n, topk, d, kind in (
         ("one-row", 1, 6, 64, "random"), ("outside", 9, 3, 1100, "outside"), ("none", 3, 2, 96, "none"),
-        ("no-rows", 0, 6, 64, "random"), ("real", 3, 6, 5120, "outside"),
+        ("no-rows", 0, 6, 64, "random"), ("real", 3, 6, 5120, "outside"), ("draft", 3, 3, 5120, "random"),
     ):  # fmt: skip
         make = partial(_combine, n=n, topk=topk, d=d, kind=kind)
-        found.append(Case("combine", f"combine-{name}", make, engine=name == "real"))
+        found.append(Case("combine", f"combine-{name}", make, engine=d == 5120))
     found.append(Case("combine", "combine-4096-rows", partial(_combine, n=4096, topk=6, d=5120), large=True))
     return found

@@ -14,9 +14,13 @@ _BF16, _FP32 = torch.bfloat16, torch.float32
 _TOLERANCE = {_BF16: quantized.BF16_PRODUCT, _FP32: quantized.FP32_PRODUCT}
 
 
-def _fp8(generator: torch.Generator, *, n: int, k: int, o: int, dtype: torch.dtype, groups: int = 0) -> Call:
+def _fp8(
+    generator: torch.Generator, *, n: int, k: int, o: int, dtype: torch.dtype, groups: int = 0, spoilt: bool = False
+) -> Call:
     parts = (n, groups, k) if groups else (n, k)
     values, scales = quantized.rows(generator, *parts)
+    if spoilt:
+        values.view(torch.uint8)[1, k // 2] = 0x7F
     weight, weight_scales = quantized.fp8_weight(generator, o * max(groups, 1), k)
     out = torch.full((n, len(weight)), 77.0, dtype=dtype)
     arguments = [
@@ -39,7 +43,7 @@ def _bf16(generator: torch.Generator, *, n: int, k: int, o: int, dtype: torch.dt
 
 
 def cases() -> list[Case]:
-    """Partial tiles on every side, no rows, and the widths of the real model for a few rows and for many."""
+    """Partial tiles on every side, no rows, a row with NaN; the real model's widths for a few rows and for many."""
     return [*_fp8_cases(), *_grouped_cases(), *_bf16_cases()]
 
 
@@ -50,9 +54,11 @@ def _fp8_cases() -> list[Case]:
         for dtype in (_BF16, _FP32):
             make = partial(_fp8, n=n, k=k, o=o, dtype=dtype)
             found.append(Case("fp8_linear", f"{name}-{_word(dtype)}", make))
-    # [wq_a; wkv], wq_a, wkv, three wkv of the draft, [wq_b; indexer.wq_b], wq_b, wo_b, shared expert: up and down.
-    widths = (5120, 1792), (5120, 1280), (5120, 512), (5120, 1536), (1280, 36864), (1280, 32768), (8192, 5120)
-    for k, o in (*widths, (5120, 4608), (2304, 5120)):
+    found.append(Case("fp8_linear", "nan", partial(_fp8, n=3, k=96, o=64, dtype=_BF16, spoilt=True)))
+    # [wq_a; wkv], wq_a, wkv, three wkv of the draft, [wq_b; indexer.wq_b], wq_b, indexer.wq_b, wo_b; the shared expert,
+    # up and down; the draft's main_proj; the n-gram memory's wkv, a part that has the same compile-time parameters.
+    widths = (5120, 1792), (5120, 1280), (5120, 512), (5120, 1536), (1280, 36864), (1280, 32768), (1280, 4096)
+    for k, o in (*widths, (8192, 5120), (5120, 4608), (2304, 5120), (15360, 5120), (6144, 8192)):
         for n in (3, 2048):
             make = partial(_fp8, n=n, k=k, o=o, dtype=_BF16)
             found.append(Case("fp8_linear", f"{k}-{o}-{n}-rows", make, large=True, engine=n == 3))
@@ -76,13 +82,15 @@ def _bf16_cases() -> list[Case]:
         for dtype, accumulate in ((_BF16, False), (_FP32, False), (_FP32, True)):
             make = partial(_bf16, n=n, k=k, o=o, dtype=dtype, accumulate=accumulate)
             found.append(Case("bf16_linear", f"plain-{name}-{_word(dtype)}{'-added' if accumulate else ''}", make))
-    # The gate, a compressor with its index weights, the head (a part of it: the rest is more of the same).
-    for o, dtype in ((384, _FP32), (1088, _FP32), (1088, _BF16), (16160, _FP32)):
+    # Gates, compressors with the index weights, the index keys; the head and the Markov head, a part of each that has
+    # the same compile-time parameters.
+    for k, o, dtype, accumulate in (
+        (5120, 384, _FP32, False), (5120, 128, _FP32, False), (5120, 1056, _FP32, False), (5120, 544, _BF16, False),
+        (5120, 32, _BF16, False), (512, 128, _BF16, False), (5120, 16160, _FP32, False), (256, 16160, _FP32, True),
+    ):  # fmt: skip
         for n in (3, 2048):
-            make = partial(_bf16, n=n, k=5120, o=o, dtype=dtype, accumulate=False)
-            found.append(
-                Case("bf16_linear", f"plain-5120-{o}-{n}-rows-{_word(dtype)}", make, large=True, engine=n == 3)
-            )
+            make = partial(_bf16, n=n, k=k, o=o, dtype=dtype, accumulate=accumulate)
+            found.append(Case("bf16_linear", f"plain-{k}-{o}-{n}-rows-{_word(dtype)}", make, True, engine=n == 3))
     return found
 
 
