@@ -40,6 +40,8 @@ FAR: dict[str, tuple[str, tuple[str, ...]]] = {
     "dflash_input_store_tl": ("store-3x4x5120-at-5120-of-15360", ("x", "out")),
     "compress_and_update_state_prefill_tl": ("prefill-edges-r2-mirrored", ("score", "latent", "state_cache")),
     "compress_and_update_state_decode_tl": ("decode-shared-slots", ("score", "latent", "state_cache")),
+    "quantize_fp8": ("fp8-partial-bf16", ("x",)),
+    "expert_linear": ("linear-outside", ("weight", "weight_scales")),
 }
 """Factory -> (its case, the arguments whose first dimension is laid apart)."""
 
