@@ -51,6 +51,7 @@ MODEL_FAMILIES: dict[str, tuple[str, ...]] = {
     "experts": ("expert_order", "expert_linear", "combine"),
     "gate": ("gate_topk",),
     "hyper": ("hyper_step", "hyper_post", "hyper_leave"),
+    "indexer": ("index_logits", "paged_index_logits", "candidate_index_logits", "paged_candidate_index_logits"),
     "linear": ("fp8_linear", "fp8_grouped_linear", "bf16_linear"),
     "selection": ("select_topk",),
     "sparse_mla": ("sparse_attention_prefill", "sparse_attention_decode"),
