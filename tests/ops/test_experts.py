@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from deepinfer.config import Moe
 from deepinfer.loading.dequantize import fp4_rows, fp8_rows
 from deepinfer.ops.activation import quantize_fp8, swiglu_quantize
 from deepinfer.ops.case import Case
@@ -14,7 +15,11 @@ from deepinfer.ops.cases import quantized
 from deepinfer.ops.dispatch import using
 from deepinfer.ops.execution import run
 from deepinfer.ops.experts import combine, expert_linear, expert_order
+from deepinfer.ops.linear import fp8_linear
 from deepinfer.ops.tolerance import as_bits, difference
+from deepinfer.reference.layers import Routing, experts
+from deepinfer.reference.precision import ROUNDED
+from deepinfer.reference.weights import Weights
 from tests.ops.three_ways import Interpreted, agrees_in_the_interpreter, agrees_on_a_gpu, every_case, small_cases
 
 
@@ -38,10 +43,10 @@ def test_reference_against_loops(case: Case) -> None:
         assert difference("out", expected.bfloat16(), results["out"], quantized.BF16_PRODUCT) == ""
 
 
-def _is_sorted(ids: torch.Tensor, order: torch.Tensor, offsets: torch.Tensor, experts: int) -> None:
+def _is_sorted(ids: torch.Tensor, order: torch.Tensor, offsets: torch.Tensor, count: int) -> None:
     flat = ids.flatten().tolist()
     expected, ends = [], [0]
-    for expert in range(experts):
+    for expert in range(count):
         expected += [position for position, one in enumerate(flat) if one == expert]
         ends.append(len(expected))
     assert offsets.tolist() == ends
@@ -72,34 +77,77 @@ def test_on_a_gpu(case: Case) -> None:
 EXPERTS, TOPK, WIDTH, INNER = 5, 3, 64, 96
 
 
-def _layer(n: int, device: str = "cpu") -> torch.Tensor:
-    """A sub-layer of routed experts over the first n of 70 rows, put together from its parts."""
-    generator = torch.Generator().manual_seed(11)
-    x = torch.randn(70, WIDTH, generator=generator).bfloat16()[:n]
-    ids = torch.stack([torch.randperm(EXPERTS, generator=generator)[:TOPK] for _ in range(70)]).int()[:n].contiguous()
-    weights = torch.rand(70, TOPK, generator=generator)[:n]
-    up = quantized.fp4_weight(generator, EXPERTS, 2 * INNER, WIDTH)
-    down = quantized.fp4_weight(generator, EXPERTS, WIDTH, INNER)
-    x, ids, weights, *rest = (one.to(device) for one in (x, ids, weights, *up, *down))
-    order, offsets = expert_order(ids, EXPERTS)
-    gate_up = expert_linear(*quantize_fp8(x), order // TOPK, offsets, rest[0], rest[1])
-    inner = swiglu_quantize(gate_up, weights.flatten()[order.long()].contiguous(), 10.0)
-    positions = torch.arange(len(order), dtype=torch.int32, device=device)
-    return combine(x, expert_linear(*inner, positions, offsets, rest[2], rest[3]), order, TOPK)
+class Layer:
+    """A sub-layer of experts over the first n of 70 rows, put together from its parts."""
+
+    def __init__(self, device: str = "cpu") -> None:
+        generator = torch.Generator().manual_seed(11)
+        x = torch.randn(70, WIDTH, generator=generator).bfloat16()
+        ids = torch.stack([torch.randperm(EXPERTS, generator=generator)[:TOPK] for _ in range(70)]).int()
+        weights = torch.rand(70, TOPK, generator=generator)
+        self.rows = [one.to(device) for one in (x, ids, weights)]
+        self.up, self.shared_up, self.down, self.shared_down = (
+            tuple(one.to(device) for one in made(generator))
+            for made in (
+                lambda g: quantized.fp4_weight(g, EXPERTS, 2 * INNER, WIDTH),
+                lambda g: quantized.fp8_weight(g, 2 * INNER, WIDTH),
+                lambda g: quantized.fp4_weight(g, EXPERTS, WIDTH, INNER),
+                lambda g: quantized.fp8_weight(g, WIDTH, INNER),
+            )
+        )
+
+    def __call__(self, n: int) -> torch.Tensor:
+        x, ids, weights = (one[:n].contiguous() for one in self.rows)
+        order, offsets = expert_order(ids, EXPERTS)
+        y = quantize_fp8(x)
+        inner = swiglu_quantize(
+            expert_linear(*y, order // TOPK, offsets, *self.up), weights.flatten()[order.long()].contiguous(), 10.0
+        )
+        positions = torch.arange(len(order), dtype=torch.int32, device=x.device)
+        routed = expert_linear(*inner, positions, offsets, *self.down)
+        shared = fp8_linear(*swiglu_quantize(fp8_linear(*y, *self.shared_up), None, 10.0), *self.shared_down)
+        return combine(shared, routed, order, TOPK)
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Its weights as a checkpoint names them."""
+        found = {}
+        sides = [(f"experts.{e}", tuple(one[e] for one in self.up), tuple(one[e] for one in self.down))
+                 for e in range(EXPERTS)]  # fmt: skip
+        for name, up, down in [*sides, ("shared_experts", self.shared_up, self.shared_down)]:
+            for part, one in zip(("weight", "scale"), up, strict=True):
+                found[f"ffn.{name}.w1.{part}"], found[f"ffn.{name}.w3.{part}"] = one.chunk(2)
+            found[f"ffn.{name}.w2.weight"], found[f"ffn.{name}.w2.scale"] = down
+        return found
+
+
+def test_a_layer_of_them_against_the_oracle() -> None:
+    layer = Layer()
+    x, ids, weights = layer.rows
+    moe = Moe(experts=EXPERTS, topk=TOPK, shared=1, intermediate=INNER, scaling=1.0, swiglu_limit=10.0)
+    routing = Routing(ids.long(), torch.zeros(70, EXPERTS))
+    oracle = Weights(layer.tensors(), torch.float64)
+    expected = experts(ROUNDED, moe, x.double(), routing, weights.double(), oracle, "ffn").bfloat16()
+    found = layer(70)
+    assert expected.float().std() > 0.1
+    # The oracle's sums are float64, and so is its exponential function: now and then a value is rounded otherwise.
+    assert (found == expected).float().mean() > 0.98
+    assert (found.float() - expected.float()).abs().max() < 0.05
 
 
 def test_a_row_is_the_same_alone_and_in_a_batch() -> None:
-    whole = _layer(70)
+    layer = Layer()
+    whole = layer(70)
     for n in (1, 2, 33):
-        assert _layer(n).equal(whole[:n])
+        assert layer(n).equal(whole[:n])
 
 
 @pytest.mark.gpu
 def test_a_row_has_the_same_bits_in_any_batch() -> None:
+    layer = Layer("cuda")
     with using("triton"):
-        whole = _layer(70, "cuda")
+        whole = layer(70)
         for n in (1, 2, 33):
-            assert as_bits(_layer(n, "cuda")).equal(as_bits(whole[:n]))
+            assert as_bits(layer(n)).equal(as_bits(whole[:n]))
 
 
 def test_interface_without_rows_or_choices() -> None:
