@@ -240,6 +240,11 @@ def set_unless_settled(variable: Foreign, value: str) -> bool:
     return True
 
 
+def for_child(**changes: str) -> dict[str, str]:
+    """This process's environment with changes, for a process that it starts."""
+    return {**os.environ, **changes}
+
+
 def problems() -> list[VariableError]:
     """What is wrong with the values of the variables that the engine reads, all at once."""
     found = []

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from deepinfer import envs
 from deepinfer.activation import PACKAGE
 from deepinfer.errors import DeepInferError
 from deepinfer.ops.ab import portable
@@ -35,7 +36,7 @@ def run_module(module: str, path: Path, inputs: Path, outputs: Path, device: str
         DeepInferError: the module cannot be used, or its process crashed or hung; the case that it was in is named.
     """
     command = [sys.executable, "-P", str(_PROGRAM), module, str(inputs), str(outputs), device, str(PACKAGE)]
-    environment = {**os.environ, "PYTHONPATH": str(path.resolve())}
+    environment = envs.for_child(PYTHONPATH=str(path.resolve()))
     said = outputs.with_name("said.txt")
     with said.open("wb") as file:
         child = subprocess.Popen(
