@@ -20,8 +20,8 @@ def select_topk(scores: torch.Tensor, lengths: torch.Tensor, k: int) -> torch.Te
     length. Rows wider than 16384 need scratch of 4 k bytes for each 16384 of their columns.
 
     Args:
-        scores: [n, w] float32 or bfloat16, rows contiguous at any stride; w at most 2^24. Rows whose stride is a
-            multiple of 16 are read fastest.
+        scores: [n, w] float32 or bfloat16, rows contiguous at any stride; w at most 2^24. They are read fastest where
+            w is a multiple of 8 and the stride one of 16.
         lengths: [n] int32, contiguous; clipped to [0, w].
         k: 1 to 4096.
 

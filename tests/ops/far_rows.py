@@ -41,6 +41,9 @@ FAR: dict[str, tuple[str, tuple[str, ...]]] = {
     "compress_and_update_state_prefill_tl": ("prefill-edges-r2-mirrored", ("score", "latent", "state_cache")),
     "compress_and_update_state_decode_tl": ("decode-shared-slots", ("score", "latent", "state_cache")),
     "quantize_fp8": ("fp8-partial-bf16", ("x",)),
+    "select_topk": ("edges", ("scores",)),
+    "paged_index_logits": ("paged-edges", ("tables", "logits")),
+    "paged_candidate_index_logits": ("paged-candidates-edges", ("tables", "blocks", "logits")),
     "expert_linear": ("linear-outside", ("weight", "weight_scales")),
 }
 """Factory -> (its case, the arguments whose first dimension is laid apart)."""

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -19,6 +24,7 @@ from deepinfer.ops.indexer import (
 from deepinfer.ops.reference.quantize import dequantize
 from deepinfer.reference import attention
 from deepinfer.reference.precision import Precision
+from tests.ops.index_bits import problems
 from tests.ops.three_ways import Interpreted, agrees_in_the_interpreter, agrees_on_a_gpu, every_case, small_cases
 
 
@@ -124,6 +130,24 @@ def test_candidates_in_compact_order(paged: bool) -> None:
     for row in range(3):
         for column, entry in enumerate(columns[row].tolist()):
             assert found[row, column] == (-torch.inf if entry < 0 else whole[row, entry])
+
+
+def test_every_way_gives_the_same_bits() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.ops.index_bits"],
+        env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert json.loads(done.stdout) == []
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("heads", [5, 32])
+def test_every_way_gives_the_same_bits_on_a_gpu(heads: int) -> None:
+    assert problems("cuda", 21, 9, 128, heads) == []
 
 
 CACHE, TABLES, STARTS = torch.zeros(2, 16, 1, 68, dtype=torch.uint8), _int32(0, 0, 0)[:, None], _int32(0, 0, 0)

@@ -21,6 +21,7 @@ from deepinfer.ops.triton.sample_values import LOWEST_ORDER, order
 _TILES = (2048, 4), (8192, 8), (16384, 16)
 """Columns of a tile (at most 2^14: two counts of them share an int32) and its warps."""
 _SLOTS = tl.constexpr(1024)
+_EIGHT = tl.constexpr(8)
 
 
 @triton.jit
@@ -40,7 +41,7 @@ def _threshold(key, k):
 @triton.jit(do_not_specialize=["width", "entries", "k", "level"])
 def _select(
     scores, stride, lengths, listed, columns, width, entries, k, level,
-    LISTED: tl.constexpr, TILE: tl.constexpr,
+    LISTED: tl.constexpr, WHOLE: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
@@ -52,11 +53,16 @@ def _select(
     if (part == 0) | (part * TILE < live):
         place = part * TILE + tl.arange(0, TILE)
         inside = place < live
+        read = inside
         column = place
+        if WHOLE:
+            # Eights are read as a whole, which lie within the row: a mask that cuts them would make loads narrow.
+            read = place // _EIGHT * _EIGHT < live
         if LISTED:
             column = tl.load(listed + row * entries + place, mask=inside, other=-1)
             inside = column >= 0
-        score = widen(tl.load(scores + row * stride + column, mask=inside, other=float("-inf")))
+            read = inside
+        score = widen(tl.load(scores + row * stride + column, mask=read, other=float("-inf")))
         key = tl.where(inside & (score == score), order(score), LOWEST_ORDER)
         threshold = _threshold(key, k)
         above = (key > threshold).to(tl.int32)
@@ -88,7 +94,7 @@ def select_topk(k: int) -> Kernel:
                 out = torch.empty((rows, parts * k), dtype=torch.int32, device=columns.device)
             launch(
                 _select, (rows, parts), scores, scores.stride(0), lengths, listed, out, width, entries, k, level,
-                LISTED=listed is not None, TILE=tile, num_warps=warps,
+                LISTED=listed is not None, WHOLE=listed is None and width % 8 == 0, TILE=tile, num_warps=warps,
             )  # fmt: skip
             if parts == 1:
                 return
