@@ -3,11 +3,12 @@
 For every row and head: z = q . k * scale for the keys that the row names, w = exp(z) / (sum of exp(z) + exp(sink)),
 o = sum of w * k; nothing is masked by position, the lists say it all. Without a key o is 0.
 
-Keys are taken 64 columns of a list at a time, in the order of the columns; sums are float32, and each weight is
-rounded to bfloat16 before it is multiplied with its key, relative to the largest z of the columns up to its tile's end
-(the oracle: of all). Either way a weight is off by 2^-9 of itself at most, the largest by nothing where it is rounded
-last, so that o differs by less than 2^-8 * (sum of w * |k|) from the oracle's, a quarter of what the model's later
-rounding of o to e4m3 may change (2^-4 of a value). The sum below the line takes weights as they are.
+Keys are taken 64 columns of a list at a time, in the order of the columns; sums are float32. Before a weight is
+multiplied with its key it is rounded to bfloat16, relative to the largest z among the keys up to its tile's end (the
+oracle: among all keys); the sum below the line takes weights as they are. Either rounding changes a weight by 2^-9 of
+itself at most, so that o is off the oracle's by less than 2^-8 * (sum of w * |k|), and by about 2^-10 of its length
+where many keys count: a sixteenth of what the rounding of o to e4m3 that follows may change (2^-4 of a value), and
+less than the 5e-3 that the engine's logits may be off.
 
 A row's result has the same bits alone and in any batch, and the same from `sparse_attention_prefill` as from
 `sparse_attention_decode` where both have the same keys in the same columns of both sets.
