@@ -8,8 +8,8 @@ import torch
 
 from deepinfer.ops.dispatch import Kernel
 
-_ROWS = 256
-"""Rows that are sorted at a time: what bounds the memory."""
+_SORTED = 2**25
+"""Scores that are sorted at a time: what bounds the memory."""
 
 
 @functools.cache
@@ -19,8 +19,9 @@ def select_topk(k: int) -> Kernel:
     def run(scores: torch.Tensor, lengths: torch.Tensor, columns: torch.Tensor) -> None:
         width = scores.shape[1]
         column = torch.arange(width, device=scores.device)
-        for part in range(0, len(scores), _ROWS):
-            rows = slice(part, part + _ROWS)
+        together = max(_SORTED // max(width, 1), 1)
+        for part in range(0, len(scores), together):
+            rows = slice(part, part + together)
             score = scores[rows].float()
             counts = (column < lengths[rows, None]) & ~score.isnan()
             ranked = score.masked_fill(~counts, -torch.inf).sort(dim=-1, descending=True, stable=True)
