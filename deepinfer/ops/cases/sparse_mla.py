@@ -179,7 +179,7 @@ def _decodes() -> list[Case]:
     }
     for name, given in kinds.items():
         make = partial(_decode, h=64, **given)
-        few, many = partial(make, n=3, slots=2, blocks=12), partial(make, n=384, slots=77, blocks=4000, kind="full")
+        few, many = partial(make, n=3, slots=2, blocks=12), partial(make, n=384, slots=77, blocks=1500, kind="full")
         found.append(Case("sparse_attention_decode", f"decode-model-{name}", few, engine=True))
         found.append(Case("sparse_attention_decode", f"decode-model-{name}-384", many, large=True))
     return found
