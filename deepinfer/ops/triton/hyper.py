@@ -35,14 +35,35 @@ def _streams(trunk, D: tl.constexpr, mask):
 
 
 @triton.jit
-def _posted(x, r0, r1, r2, r3, post, comb, row, own, STREAM: tl.constexpr):
-    """post_j x + sum_i comb_ij R_i, rounded to bfloat16, as float32. row: of the columns, as their tile is shaped."""
+def _into(post, comb, row, own, STREAM: tl.constexpr):
+    """What x and the four streams count in a stream of R': [ROWS, 1] each; row, own: [ROWS]."""
     into = comb + row * 16 + STREAM
-    value = tl.load(post + row * 4 + STREAM, mask=own, other=0.0) * x
-    value += tl.load(into, mask=own, other=0.0) * r0
-    value += tl.load(into + 4, mask=own, other=0.0) * r1
-    value += tl.load(into + 8, mask=own, other=0.0) * r2
-    value += tl.load(into + 12, mask=own, other=0.0) * r3
+    of_x = tl.load(post + row * 4 + STREAM, mask=own, other=0.0)
+    c0 = tl.load(into, mask=own, other=0.0)
+    c1 = tl.load(into + 4, mask=own, other=0.0)
+    c2 = tl.load(into + 8, mask=own, other=0.0)
+    c3 = tl.load(into + 12, mask=own, other=0.0)
+    return of_x[:, None], c0[:, None], c1[:, None], c2[:, None], c3[:, None]
+
+
+@triton.jit
+def _mixing(pre, row, own):
+    """What the four streams count in h: [ROWS, 1] each; row, own: [ROWS]."""
+    w0 = tl.load(pre + row * 4, mask=own, other=0.0)
+    w1 = tl.load(pre + row * 4 + 1, mask=own, other=0.0)
+    w2 = tl.load(pre + row * 4 + 2, mask=own, other=0.0)
+    w3 = tl.load(pre + row * 4 + 3, mask=own, other=0.0)
+    return w0[:, None], w1[:, None], w2[:, None], w3[:, None]
+
+
+@triton.jit
+def _posted(x, r0, r1, r2, r3, weights):
+    """post_j x + sum_i comb_ij R_i, rounded to bfloat16, as float32."""
+    value = weights[0] * x
+    value += weights[1] * r0
+    value += weights[2] * r1
+    value += weights[3] * r2
+    value += weights[4] * r3
     return rounded(value)
 
 
@@ -77,13 +98,23 @@ def _spread(
     trunk, x, post, comb, pre, fn, trunk_out, mixed, partials, rows,
     D: tl.constexpr, POST: tl.constexpr, PART: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
-    own = row < rows
+    some = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    known = some < rows
+    row, own = some[:, None], known[:, None]
     part = tl.program_id(1)
     output = tl.arange(0, _LINE)
     total = tl.zeros([ROWS, _LINE], tl.float32)
-    squares = tl.zeros([ROWS, COLUMNS], tl.float32)
-    mix_squares = tl.zeros([ROWS, COLUMNS], tl.float32)
+    trunk_squares = tl.zeros([ROWS], tl.float32)
+    mix_squares = tl.zeros([ROWS], tl.float32)
+    # Loaded here, once: within the loop they would be loaded again for every column.
+    if POST:
+        into = (
+            _into(post, comb, some, known, 0),
+            _into(post, comb, some, known, 1),
+            _into(post, comb, some, known, 2),
+            _into(post, comb, some, known, 3),
+        )
+    mixing = _mixing(pre, some, known)
     for start in range(0, PART, COLUMNS):
         column = part * PART + start + tl.arange(0, COLUMNS)[None, :]
         inside = column < D
@@ -92,27 +123,28 @@ def _spread(
         r0, r1, r2, r3 = _streams(trunk + place, D, mask)
         if POST:
             given = widen(tl.load(x + row * D + column, mask=mask, other=0.0))
-        known = (output[:, None] < _PRODUCTS) & inside
+        wanted = (output[:, None] < _PRODUCTS) & inside
         weights = fn + output[:, None] * (4 * D) + column
         for stream in tl.static_range(4):
             if POST:
-                value = _posted(given, r0, r1, r2, r3, post, comb, row, own, stream)
+                value = _posted(given, r0, r1, r2, r3, into[stream])
                 tl.store(trunk_out + place + stream * D, narrow(value), mask=mask)
             else:
                 value = _one_of(r0, r1, r2, r3, stream)
-            squares += value * value
-            total = _product(value, tl.load(weights + stream * D, mask=known, other=0.0), total)
-            term = tl.load(pre + row * 4 + stream, mask=own, other=0.0) * value
+            total = _product(value, tl.load(weights + stream * D, mask=wanted, other=0.0), total)
             if stream == 0:
-                h = term
+                h = mixing[stream] * value
+                squares = value * value
             else:
-                h += term
+                h += mixing[stream] * value
+                squares += value * value
         h = rounded(h)
         tl.store(mixed + row * D + column, narrow(h), mask=mask)
-        mix_squares += h * h
+        trunk_squares += tl.sum(squares, axis=1)
+        mix_squares += tl.sum(h * h, axis=1)
     line = output[None, :]
-    total = tl.where(line == _TRUNK_SQUARES, tl.sum(squares, axis=1)[:, None], total)
-    total = tl.where(line == _MIX_SQUARES, tl.sum(mix_squares, axis=1)[:, None], total)
+    total = tl.where(line == _TRUNK_SQUARES, trunk_squares[:, None], total)
+    total = tl.where(line == _MIX_SQUARES, mix_squares[:, None], total)
     tl.store(partials + (row * PARTS + part) * _LINE + line, total, mask=own)
 
 
@@ -256,28 +288,29 @@ def _mix(
     trunk, x, post, comb, pre, trunk_out, mixed,
     D: tl.constexpr, POST: tl.constexpr, KEEP: tl.constexpr, MIX: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
-    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    row = tl.program_id(0).to(tl.int64) + tl.arange(0, 1)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     mask = column < D
-    place = row * (4 * D) + column
+    place = row[:, None] * (4 * D) + column
     r0, r1, r2, r3 = _streams(trunk + place, D, mask)
     if POST:
-        given = widen(tl.load(x + row * D + column, mask=mask, other=0.0))
+        given = widen(tl.load(x + row[:, None] * D + column, mask=mask, other=0.0))
+    if MIX:
+        mixing = _mixing(pre, row, row >= 0)
     for stream in tl.static_range(4):
         if POST:
-            value = _posted(given, r0, r1, r2, r3, post, comb, row, True, stream)
+            value = _posted(given, r0, r1, r2, r3, _into(post, comb, row, row >= 0, stream))
         else:
             value = _one_of(r0, r1, r2, r3, stream)
         if KEEP:
             tl.store(trunk_out + place + stream * D, narrow(value), mask=mask)
         if MIX:
-            term = tl.load(pre + row * 4 + stream) * value
             if stream == 0:
-                h = term
+                h = mixing[stream] * value
             else:
-                h += term
+                h += mixing[stream] * value
     if MIX:
-        tl.store(mixed + row * D + column, narrow(h), mask=mask)
+        tl.store(mixed + row[:, None] * D + column, narrow(h), mask=mask)
 
 
 def _launch_mix(
