@@ -18,6 +18,8 @@ SCALE = 512**-0.5
 RING = 134
 ERROR = 2**-8
 """What rounding the weights twice, relative to two numbers, may change of (sum of w * |k|)."""
+_DISTINCT = 10_007
+"""Keys after which a cache repeats: to quantise a large one's would take ten seconds."""
 _EACH = Tolerance(absolute=4 * ERROR, relative=ERROR)
 
 
@@ -85,14 +87,15 @@ def entries(generator: torch.Generator, layout: KVCacheFormat, blocks: int, size
     values, scales, _ = paged.cache(layout, blocks, size, block_stride=stride)
     assert values is not None and scales is not None
     codes, stored = quantize(
-        noise(generator, (blocks, size, 512)),
+        noise(generator, (min(blocks * size, _DISTINCT), 512)),
         layout.quantized_dtype or "",
         layout.elements_per_sf,
         layout.round_sf,
         layout.sf_format or "",
     )
-    values.view(torch.uint8).copy_(codes.view(torch.uint8))
-    scales.view(torch.uint8).copy_(stored.view(torch.uint8))
+    row = (torch.arange(blocks * size) % _DISTINCT).view(blocks, size)
+    values.view(torch.uint8).copy_(codes.view(torch.uint8)[row])
+    scales.view(torch.uint8).copy_(stored.view(torch.uint8)[row])
     width = layout.bytes_per_token
     return values.view(torch.uint8).as_strided((blocks, size, 1, width), (values.stride(0), width, width, 1))
 
