@@ -53,7 +53,7 @@ MODEL_FAMILIES: dict[str, tuple[str, ...]] = {
     "hyper": ("hyper_step", "hyper_post", "hyper_leave"),
     "indexer": ("index_logits", "paged_index_logits", "candidate_index_logits", "paged_candidate_index_logits"),
     "linear": ("fp8_linear", "fp8_grouped_linear", "bf16_linear"),
-    "selection": ("select_topk",),
+    "selection": ("select_topk", "block_maxima"),
     "sparse_mla": ("sparse_attention_prefill", "sparse_attention_decode"),
 }
 """The parts of the model that upstream leaves to other libraries; interfaces and names are the project's own."""

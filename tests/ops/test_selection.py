@@ -1,7 +1,8 @@
-"""`select_topk` (model_spec 3.5, 3.6)."""
+"""`select_topk` and `block_maxima` (model_spec 3.5, 3.6)."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -9,10 +10,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from deepinfer.config.parse import parse_config
+from deepinfer.loading.tiny import tiny_config
 from deepinfer.ops import using
 from deepinfer.ops.case import Case
-from deepinfer.ops.selection import select_topk
-from deepinfer.reference.attention import best
+from deepinfer.ops.selection import block_maxima, select_topk
+from deepinfer.reference.attention import Attention, best
+from deepinfer.reference.precision import Precision
+from deepinfer.reference.weights import Weights
 from tests.ops.three_ways import Interpreted, agrees_in_the_interpreter, agrees_on_a_gpu, every_case, small_cases
 
 
@@ -59,6 +64,35 @@ def test_reference_against_the_oracle() -> None:
         assert select_topk(logits.bfloat16(), lengths, 30).long().equal(expected)
 
 
+def test_candidate_blocks_against_the_oracle() -> None:
+    config = parse_config(tiny_config())
+    size, count = config.indexer.candidate_block, 5
+    config = dataclasses.replace(config, indexer=dataclasses.replace(config.indexer, candidate_topk=count))
+    lengths = torch.arange(0, 101, dtype=torch.int32)
+    there = torch.arange(100) < lengths[:, None]
+    logits = torch.randn(101, 100, generator=torch.Generator().manual_seed(3)).masked_fill(~there, -torch.inf)
+    origin = Attention(config, Precision(), Weights({}, torch.float64), 0, "layers.0")
+    expected = origin._candidates(logits, there)
+    with using("reference"):
+        scores, blocks = block_maxima(logits, lengths, size)
+        assert blocks.tolist() == [-(-length // size) for length in range(101)]
+        assert select_topk(scores, blocks, count).long().equal(expected)
+
+
+def test_maxima_against_a_loop() -> None:
+    logits = torch.randn(4, 21, generator=torch.Generator().manual_seed(1))
+    logits[1, 3], logits[1, 8:16] = math.nan, math.nan
+    with using("reference"):
+        scores, blocks = block_maxima(logits, torch.tensor([21, 20, 9, -1], dtype=torch.int32), 8)
+    assert blocks.tolist() == [3, 3, 2, 0]
+    infinite = -math.inf
+    firsts = [max(one for one in row[:8] if not math.isnan(one)) for row in logits.tolist()]
+    second = max(logits[0, 8:16].tolist())
+    assert scores.tolist() == [
+        [firsts[0], second, math.inf], [firsts[1], infinite, math.inf], [firsts[2], math.inf, infinite], [infinite] * 3
+    ]  # fmt: skip
+
+
 SCORES, LENGTHS = torch.zeros(3, 8), torch.zeros(3, dtype=torch.int32)
 
 
@@ -81,3 +115,17 @@ SCORES, LENGTHS = torch.zeros(3, 8), torch.zeros(3, dtype=torch.int32)
 def test_refused(arguments: tuple, error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
         select_topk(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        ((SCORES.bfloat16(), LENGTHS, 8), TypeError, "block_maxima: logits must be float32, not bfloat16"),
+        ((SCORES, LENGTHS[:1], 8), ValueError, "lengths has the shape"),
+        ((SCORES, LENGTHS, 4), ValueError, "block_size must be one of 8, 16, not 4"),
+        ((torch.zeros(8, 3).T, LENGTHS, 8), ValueError, "last dimension of logits must be contiguous"),
+    ],
+)
+def test_maxima_refused(arguments: tuple, error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        block_maxima(*arguments)

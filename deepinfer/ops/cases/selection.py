@@ -1,4 +1,4 @@
-"""Cases of `select_topk` (model_spec 3.5, 3.6)."""
+"""Cases of `select_topk` and `block_maxima` (model_spec 3.5, 3.6)."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
-from deepinfer.ops.case import Argument, Call, Case
+from deepinfer.ops.case import Argument, Call, Case, Results
 from deepinfer.ops.cases.noise import noise
+from deepinfer.ops.tolerance import difference
 
 _BF16, _FP32 = torch.bfloat16, torch.float32
 
@@ -69,7 +70,7 @@ def cases() -> list[Case]:
         "four-rounds": {"n": 1, "width": 270001, "k": 4096, "kind": "ties"},
     }
     found = [Case("select_topk", name, partial(_make, **given)) for name, given in small.items()]
-    return found + _of_the_model()
+    return [*found, *_of_the_model(), *_maxima_cases()]
 
 
 def _of_the_model() -> list[Case]:
@@ -83,4 +84,48 @@ def _of_the_model() -> list[Case]:
         for n, width in ((64, 16384), (2048, 65536), (3, 2**20), (256, 2**20)):
             make = partial(_make, n=n, width=width, k=k, dtype=dtype)
             found.append(Case("select_topk", f"model-{k}-{width}-{word}-{n}-rows", make, large=True))
+    return found
+
+
+def _judge(expected: Results, got: Results) -> str:
+    """Scores but for the sign of a zero."""
+    return difference("scores", expected["scores"] + 0.0, got["scores"] + 0.0)
+
+
+def _maxima(
+    generator: torch.Generator, *, n: int, width: int, size: int, stride: int = 0, lengths: tuple[int, ...] = ()
+) -> Call:
+    logits = noise(generator, (n, max(stride, width)))[:, :width]
+    if n > 2 and width > 50:
+        logits[0, :40] = -torch.inf
+        logits[1, 0], logits[1, 3], logits[1, size + 1] = torch.inf, torch.nan, torch.nan
+        logits[1, 2 * size : 3 * size] = torch.nan
+        logits[2, :size] = torch.tensor([-0.0, 0.0]).repeat(size // 2)
+    counts = torch.randint(0, width + 1, (n,), generator=generator, dtype=torch.int32)
+    counts[: len(lengths)] = torch.tensor(lengths, dtype=torch.int32)[:n]
+    count = -(-width // size)
+    scores = torch.full((n, -(-count // 16) * 16), 77.0)[:, :count]
+    arguments = [
+        Argument("logits", logits),
+        Argument("lengths", counts),
+        Argument("scores", scores, output=True, tolerance=None),
+        Argument("blocks", torch.full((n,), 77, dtype=torch.int32), output=True),
+    ]
+    return Call(arguments, (size,), judge=_judge)
+
+
+def _maxima_cases() -> list[Case]:
+    edges = (300, 299, 300, 0, 1, 8, 9, 16, 17, -3, 4000)
+    found = []
+    for name, n, width, size, stride, lengths in (
+        ("no-rows", 0, 64, 8, 0, ()), ("no-columns", 2, 0, 8, 0, (0, 5)), ("edges-8", 13, 300, 8, 303, edges),
+        ("edges-16", 13, 300, 16, 304, edges), ("two-tiles", 4, 8300, 8, 0, (8300, 8299, 4096)),
+    ):  # fmt: skip
+        make = partial(_maxima, n=n, width=width, size=size, stride=stride, lengths=lengths)
+        found.append(Case("block_maxima", f"maxima-{name}", make))
+    near = partial(_maxima, n=3, width=8192, size=8, lengths=(8192, 4099, 5))
+    found.append(Case("block_maxima", "maxima-model", near, engine=True))
+    for n, width in ((2048, 65536), (3, 2**20), (256, 2**20)):
+        far = partial(_maxima, n=n, width=width, size=8)
+        found.append(Case("block_maxima", f"maxima-model-{n}-{width}", far, large=True))
     return found

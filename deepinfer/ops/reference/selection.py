@@ -1,4 +1,4 @@
-"""Reference of `select_topk` (model_spec 3.5, 3.6)."""
+"""Reference of `select_topk` and `block_maxima` (model_spec 3.5, 3.6)."""
 
 from __future__ import annotations
 
@@ -28,5 +28,21 @@ def select_topk(k: int) -> Kernel:
             chosen = ranked.indices[:, :k].masked_fill(ranked.values[:, :k] == -torch.inf, width).sort(-1).values
             columns[rows] = -1
             columns[rows, : chosen.shape[1]] = chosen.masked_fill(chosen == width, -1).int()
+
+    return run
+
+
+@functools.cache
+def block_maxima(block_size: int) -> Kernel:
+    """The largest logit of each block; plus infinity for the last one."""
+
+    def run(logits: torch.Tensor, lengths: torch.Tensor, scores: torch.Tensor, blocks: torch.Tensor) -> None:
+        width, count = logits.shape[1], scores.shape[1]
+        counts = torch.arange(width, device=logits.device) < lengths[:, None]
+        known = logits.masked_fill(~counts | logits.isnan(), -torch.inf)
+        padded = torch.nn.functional.pad(known, (0, count * block_size - width), value=-torch.inf)
+        blocks.copy_((lengths.clamp(0, width) + block_size - 1) // block_size)
+        last = torch.arange(count, device=logits.device) == blocks[:, None] - 1
+        scores.copy_(padded.reshape(len(logits), count, block_size).amax(-1).masked_fill(last, torch.inf))
 
     return run

@@ -1,8 +1,8 @@
-"""`select_topk` in Triton (model_spec 3.5, 3.6): a tournament of tiles.
+"""`select_topk` and `block_maxima` in Triton (model_spec 3.5, 3.6).
 
-A program holds a tile of a row in registers, finds its k-th largest score by bisection, and writes the columns of the
-k best, ascending. Where a row has several tiles, what they chose is the row of the next round; columns stay in order,
-so that ties still go to the lower one. Scores are read from memory once.
+The selection is a tournament of tiles. A program holds a tile of a row in registers, finds its k-th largest score by
+bisection, and writes the columns of the k best, ascending. Where a row has several tiles, what they chose is the row of
+the next round; columns stay in order, so that ties still go to the lower one. Scores are read from memory once.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from deepinfer.ops.triton.sample_values import LOWEST_ORDER, order
 
 _TILES = (2048, 4), (8192, 8), (16384, 16)
 """Columns of a tile (at most 2^14: two counts of them share an int32) and its warps."""
+_BLOCKS = 512
+"""Blocks of a program of `block_maxima`."""
 _SLOTS = tl.constexpr(1024)
 _EIGHT = tl.constexpr(8)
 
@@ -99,5 +101,41 @@ def select_topk(k: int) -> Kernel:
             if parts == 1:
                 return
             listed, entries, level = out, parts * k, level + 1
+
+    return run
+
+
+@triton.jit(do_not_specialize=["width", "count"])
+def _maxima(
+    logits, stride, lengths, scores, out_stride, blocks, width, count,
+    SIZE: tl.constexpr, WHOLE: tl.constexpr, BLOCKS: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    length = tl.minimum(tl.maximum(tl.load(lengths + row), 0), width)
+    there = (length + SIZE - 1) // SIZE
+    block = tl.program_id(1) * BLOCKS + tl.arange(0, BLOCKS)
+    column = block[:, None] * SIZE + tl.arange(0, SIZE)[None, :]
+    inside = column < length
+    # Blocks that lie within the row are read as a whole: a mask that cuts them would make loads narrow.
+    read = (block < there)[:, None] if WHOLE else inside
+    logit = tl.load(logits + row * stride + column, mask=read, other=float("-inf"))
+    largest = tl.max(tl.where(inside & (logit == logit), logit, float("-inf")), 1)
+    score = tl.where(block == there - 1, float("inf"), largest)
+    tl.store(scores + row * out_stride + block, score, mask=block < count)
+    if tl.program_id(1) == 0:
+        tl.store(blocks + row, there)
+
+
+@functools.cache
+def block_maxima(block_size: int) -> Kernel:
+    """The largest logit of each block; plus infinity for the last one."""
+
+    def run(logits: torch.Tensor, lengths: torch.Tensor, scores: torch.Tensor, blocks: torch.Tensor) -> None:
+        width, count = logits.shape[1], scores.shape[1]
+        launch(
+            _maxima, (logits.shape[0], max(cdiv(count, _BLOCKS), 1)), logits, logits.stride(0), lengths,
+            scores, scores.stride(0), blocks, width, count,
+            SIZE=block_size, WHOLE=width % block_size == 0, BLOCKS=_BLOCKS, num_warps=8,
+        )  # fmt: skip
 
     return run
