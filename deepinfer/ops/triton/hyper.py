@@ -10,6 +10,7 @@ import triton.language as tl
 
 from deepinfer.ops.dispatch import Kernel
 from deepinfer.ops.launch import cdiv, launch, next_power_of_2
+from deepinfer.ops.triton.hyper_streams import into_stream, load_streams, mixing, one_of, posted
 from deepinfer.ops.triton.quantize import INTERPRETED, narrow, quantize, reciprocal, rounded, widen
 
 PARTS = tl.constexpr(16)
@@ -22,56 +23,6 @@ _MIX_SQUARES = tl.constexpr(25)
 _ROWS = 32
 _COLUMNS = 32
 _COEFFICIENT_ROWS = 8
-
-
-@triton.jit
-def _streams(trunk, D: tl.constexpr, mask):
-    """The four streams of some columns, float32; trunk: pointers to the first one's."""
-    r0 = widen(tl.load(trunk, mask=mask, other=0.0))
-    r1 = widen(tl.load(trunk + D, mask=mask, other=0.0))
-    r2 = widen(tl.load(trunk + 2 * D, mask=mask, other=0.0))
-    r3 = widen(tl.load(trunk + 3 * D, mask=mask, other=0.0))
-    return r0, r1, r2, r3
-
-
-@triton.jit
-def _into(post, comb, row, own, STREAM: tl.constexpr):
-    """What x and the four streams count in a stream of R': [ROWS, 1] each; row, own: [ROWS]."""
-    into = comb + row * 16 + STREAM
-    of_x = tl.load(post + row * 4 + STREAM, mask=own, other=0.0)
-    c0 = tl.load(into, mask=own, other=0.0)
-    c1 = tl.load(into + 4, mask=own, other=0.0)
-    c2 = tl.load(into + 8, mask=own, other=0.0)
-    c3 = tl.load(into + 12, mask=own, other=0.0)
-    return of_x[:, None], c0[:, None], c1[:, None], c2[:, None], c3[:, None]
-
-
-@triton.jit
-def _mixing(pre, row, own):
-    """What the four streams count in h: [ROWS, 1] each; row, own: [ROWS]."""
-    w0 = tl.load(pre + row * 4, mask=own, other=0.0)
-    w1 = tl.load(pre + row * 4 + 1, mask=own, other=0.0)
-    w2 = tl.load(pre + row * 4 + 2, mask=own, other=0.0)
-    w3 = tl.load(pre + row * 4 + 3, mask=own, other=0.0)
-    return w0[:, None], w1[:, None], w2[:, None], w3[:, None]
-
-
-@triton.jit
-def _posted(x, r0, r1, r2, r3, weights):
-    """post_j x + sum_i comb_ij R_i, rounded to bfloat16, as float32."""
-    value = weights[0] * x
-    value += weights[1] * r0
-    value += weights[2] * r1
-    value += weights[3] * r2
-    value += weights[4] * r3
-    return rounded(value)
-
-
-@triton.jit
-def _one_of(r0, r1, r2, r3, STREAM: tl.constexpr):
-    low = r0 if STREAM == 0 else r1
-    high = r2 if STREAM == 2 else r3
-    return low if STREAM < 2 else high
 
 
 @triton.jit
@@ -109,34 +60,34 @@ def _spread(
     # Loaded here, once: within the loop they would be loaded again for every column.
     if POST:
         into = (
-            _into(post, comb, some, known, 0),
-            _into(post, comb, some, known, 1),
-            _into(post, comb, some, known, 2),
-            _into(post, comb, some, known, 3),
+            into_stream(post, comb, some, known, 0),
+            into_stream(post, comb, some, known, 1),
+            into_stream(post, comb, some, known, 2),
+            into_stream(post, comb, some, known, 3),
         )
-    mixing = _mixing(pre, some, known)
+    shares = mixing(pre, some, known)
     for start in range(0, PART, COLUMNS):
         column = part * PART + start + tl.arange(0, COLUMNS)[None, :]
         inside = column < D
         mask = own & inside
         place = row * (4 * D) + column
-        r0, r1, r2, r3 = _streams(trunk + place, D, mask)
+        r0, r1, r2, r3 = load_streams(trunk + place, D, mask)
         if POST:
             given = widen(tl.load(x + row * D + column, mask=mask, other=0.0))
         wanted = (output[:, None] < _PRODUCTS) & inside
         weights = fn + output[:, None] * (4 * D) + column
         for stream in tl.static_range(4):
             if POST:
-                value = _posted(given, r0, r1, r2, r3, into[stream])
+                value = posted(given, r0, r1, r2, r3, into[stream])
                 tl.store(trunk_out + place + stream * D, narrow(value), mask=mask)
             else:
-                value = _one_of(r0, r1, r2, r3, stream)
+                value = one_of(r0, r1, r2, r3, stream)
             total = _product(value, tl.load(weights + stream * D, mask=wanted, other=0.0), total)
             if stream == 0:
-                h = mixing[stream] * value
+                h = shares[stream] * value
                 squares = value * value
             else:
-                h += mixing[stream] * value
+                h += shares[stream] * value
                 squares += value * value
         h = rounded(h)
         tl.store(mixed + row * D + column, narrow(h), mask=mask)
@@ -292,23 +243,23 @@ def _mix(
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     mask = column < D
     place = row[:, None] * (4 * D) + column
-    r0, r1, r2, r3 = _streams(trunk + place, D, mask)
+    r0, r1, r2, r3 = load_streams(trunk + place, D, mask)
     if POST:
         given = widen(tl.load(x + row[:, None] * D + column, mask=mask, other=0.0))
     if MIX:
-        mixing = _mixing(pre, row, row >= 0)
+        shares = mixing(pre, row, row >= 0)
     for stream in tl.static_range(4):
         if POST:
-            value = _posted(given, r0, r1, r2, r3, _into(post, comb, row, row >= 0, stream))
+            value = posted(given, r0, r1, r2, r3, into_stream(post, comb, row, row >= 0, stream))
         else:
-            value = _one_of(r0, r1, r2, r3, stream)
+            value = one_of(r0, r1, r2, r3, stream)
         if KEEP:
             tl.store(trunk_out + place + stream * D, narrow(value), mask=mask)
         if MIX:
             if stream == 0:
-                h = mixing[stream] * value
+                h = shares[stream] * value
             else:
-                h += mixing[stream] * value
+                h += shares[stream] * value
     if MIX:
         tl.store(mixed + row[:, None] * D + column, narrow(h), mask=mask)
 
