@@ -131,6 +131,19 @@ def test_gate_of_nothing_and_rows_that_are_skipped() -> None:
     assert found[1:].equal(trunk[1:]) and same.equal(found)
 
 
+@pytest.mark.gpu
+def test_a_row_alone_has_the_bits_that_it_has_in_a_batch() -> None:
+    generator = torch.Generator().manual_seed(7)
+    trunk, kv, gains = (
+        torch.randn(shape, generator=generator).cuda() for shape in ((9, 4, 5120), (9, 25600), (4, 5120))
+    )
+    with using("triton"):
+        batch = engram_gate(trunk.bfloat16(), kv.bfloat16(), gains, 1e-20)
+        for row in (0, 5, 8):
+            own = slice(row, row + 1)
+            assert engram_gate(trunk[own].bfloat16(), kv[own].bfloat16(), gains, 1e-20)[0].equal(batch[row])
+
+
 GRAMS, NUMBERS = torch.zeros(2, 4, dtype=torch.int64), torch.ones(4, dtype=torch.int64)
 PRIMES = torch.ones(6, dtype=torch.int64)
 TABLE, SCALES = torch.zeros(5, 64).to(torch.float8_e4m3fn), torch.zeros(5, 2, dtype=torch.uint8)

@@ -169,6 +169,18 @@ def test_one_bad_row_leaves_the_others() -> None:
     assert found.y[1].isnan().all() and found.comb[1].isnan().all()
 
 
+@pytest.mark.gpu
+def test_a_row_alone_has_the_bits_that_it_has_in_a_batch() -> None:
+    given = {name: value.cuda() for name, value in _inputs(70, 5120, seed=7).items()}
+    rows = ("trunk", "x", "post", "comb", "pre")
+    with using("triton"):
+        batch = hyper_step(*given.values(), *CONSTANTS)
+        for row in (0, 31, 32, 69):
+            one = {name: value[row : row + 1] if name in rows else value for name, value in given.items()}
+            for whole, alone in zip(batch, hyper_step(*one.values(), *CONSTANTS), strict=True):
+                assert whole[row].float().equal(alone[0].float())
+
+
 GIVEN = _inputs(2, 32)
 
 
