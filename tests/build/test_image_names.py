@@ -164,6 +164,7 @@ def described(**changes: object) -> dict[str, object]:
         "library_path": choose([hidden], (), libc="glibc", has_ldconfig=True),
         "nccl": {"version": "2.32.3", "replaced": "2.28.9", "path": NCCL},
         "opened": {},
+        "warm": {},
     }
     written = describe(plan, **{**facts, **changes})  # type: ignore[arg-type]
     assert written == describe(plan, **{**facts, **changes})  # type: ignore[arg-type]
@@ -199,3 +200,8 @@ def test_image_json_tells_each_component_with_the_reason_of_its_absence() -> Non
     assert components["deep_gemm"]["status"] == "installed"  # type: ignore[index]
     assert components["deep_ep"]["status"] == "unsupported"  # type: ignore[index]
     assert components["deep_ep"]["reason"] == "needs torch 2.10"  # type: ignore[index]
+
+
+def test_image_json_tells_whether_the_image_is_warm() -> None:
+    assert described()["warm"] is None
+    assert described(warm={"kernels": 3})["warm"] == {"kernels": 3}
