@@ -196,7 +196,7 @@ def misled(engine: Engine, context: Path, inspection: Inspection) -> dict[str, G
 def test_a_good_image_passes_and_says_what_does_not_apply(good: dict[str, GateResult]) -> None:
     assert [(result.name, result.detail) for result in good.values() if not result.ok] == []
     not_applicable = {result.name: result.skipped_reason for result in good.values() if result.state == "n/a"}
-    assert set(not_applicable) == {"one_nccl", "one_cudart", "toolchain", "library_path"}
+    assert set(not_applicable) == {"one_nccl", "one_cudart", "toolchain", "library_path", "warm"}
     assert "CPU build" in not_applicable["one_nccl"]
     assert "not judged: deep_ep: unsupported" in good["imports"].detail
     assert "7/7" in good["probe"].detail
