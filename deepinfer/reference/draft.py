@@ -36,11 +36,9 @@ class DraftOracle:
     def __call__(self, output: Output, accepted: int, tokens: Sequence[int], *, temperature: float = 1.0) -> Proposal:
         """Propose what follows the golden token.
 
-        Args:
-            output: of the target, over at least the positions up to `accepted`.
-            accepted: a, the last position whose token is settled in the target's cache.
-            tokens: the golden token, then the drafts that were drawn from the rows before: row i follows tokens[i].
-            temperature: of the confidence head.
+        output is the target's, over at least the positions up to `accepted`, the last whose token is settled.
+        tokens: the golden token, then the drafts that were drawn from the rows before: row i follows tokens[i].
+        temperature: of the confidence head.
         """
         p, config, count = self.p, self.target.config, len(tokens)
         main = self._main(output)
