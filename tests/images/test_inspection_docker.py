@@ -11,7 +11,8 @@ import pytest
 from build import cache
 from build.bases import inspect
 from build.bases.inspect import check_base, differences, inspect_base
-from build.bases.replica import make_replica, reference
+from build.bases.replica import make_replica, reference, system_image
+from build.bases.rootfs import rootfs
 from build.containers import Engine
 from build.errors import EnvironmentCannot
 from build.inspection import Inspection
@@ -40,15 +41,12 @@ def cpu() -> Target:
 
 
 @pytest.fixture(scope="module")
-def system(engine: Engine, cpu: Target) -> str:
-    """The operating-system layer below the cpu replica: Debian with Python and g++."""
-    make_replica(engine, cpu)
-    layers = engine.image_config(reference(cpu))["RootFS"]["Layers"]
-    for image in engine.client.images.list(name="deepinfer-base"):
-        own = image.attrs["RootFS"]["Layers"]
-        if own == layers[: len(own)] and any("os-bookworm" in tag for tag in image.tags):
-            return str(next(tag for tag in image.tags if "os-bookworm" in tag))
-    pytest.fail("the system below the cpu replica is not here")
+def system(engine: Engine, cpu: Target, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The operating-system layer below the cpu replica: Debian with Python and g++. Made where it is not here."""
+    assert cpu.replica is not None
+    with cache.locked("replica", waiting_for="build of a replica"):
+        root = rootfs(engine, cpu.replica.suite)
+        return system_image(engine, cpu.replica, root, tmp_path_factory.mktemp("system") / "log")
 
 
 @pytest.fixture
