@@ -36,3 +36,20 @@ def test_a_plan_is_told_on_a_terminal_that_knows_only_ascii() -> None:
         told[encoding] = done.stdout
     assert not told["utf-8"].isascii(), "else this says nothing"
     assert told["ascii"] == "".join(letter if letter.isascii() else "?" for letter in told["utf-8"])
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "text"),
+    [
+        (["--dry"], 1, "build has no option --dry"),
+        (["--imgae", "cpu"], 1, "did you mean '--image'?"),
+        (["--image", "cpu"], 4, "unix:///nonexistent/docker.sock"),
+    ],
+)
+def test_the_engine_is_asked_for_once_the_options_are_right(words: list[str], code: int, text: str) -> None:
+    """A mistyped option once started Docker's engine. The one named here can be neither reached nor started."""
+    program = str(REPOSITORY / "build/setup/program.py")
+    argv = [sys.executable, "-P", program, "with-engine", "--search-root", str(REPOSITORY), "build", *words]
+    variables = {**os.environ, "DOCKER_HOST": "unix:///nonexistent/docker.sock", "DEEPINFER_SETUP": "1"}
+    done = subprocess.run(argv, env=variables, capture_output=True, encoding="utf-8", check=False)
+    assert done.returncode == code and text in done.stderr and "Traceback" not in done.stderr
