@@ -1,4 +1,7 @@
-"""How tokens are chosen: a request's parameters, and what is done with logits."""
+"""How tokens are chosen: a request's parameters, and what is done with logits.
+
+`sampler.Sampler` is imported from its own module: it needs torch, and parameters do not.
+"""
 
 from __future__ import annotations
 

@@ -30,12 +30,17 @@ class Softmax:
         return (logits + self.shift[:, None]) * self.inverse[:, None] + self.offset[:, None]
 
 
+def row_sums(values: torch.Tensor) -> torch.Tensor:
+    """Sum of each row, the same bits whatever other rows there are: PyTorch adds up a lone one in a part a thread."""
+    return torch.cat((values, values)).sum(1)[:1] if len(values) == 1 else values.sum(1)
+
+
 def softmax_of(logits: torch.Tensor, temperatures: torch.Tensor, top_p: torch.Tensor) -> Softmax:
     """The log-softmax of every row; a wrong one has a NaN, +inf, no finite logit, or parameters that are no numbers."""
     inverse = 1.0 / torch.where(temperatures < LOWEST_TEMPERATURE, LOWEST_TEMPERATURE, temperatures)
     largest = logits.amax(1)
     shift = -torch.where(largest == -torch.inf, 0.0, largest)
-    total = ((logits + shift[:, None]) * inverse[:, None]).exp().sum(1)
+    total = row_sums(((logits + shift[:, None]) * inverse[:, None]).exp())
     wrong = ~((total > 0) & (total < torch.inf) & (temperatures < torch.inf)) | top_p.isnan()
     return Softmax(inverse, shift, -total.log(), wrong)
 
@@ -68,7 +73,7 @@ def log_probabilities(
     rows = softmax_of(logits, temperatures, top_p)
     kept = kept_of(logits, rows, top_p, top_k)
     filtered = (top_p < 1) | ((top_k > 0) & (top_k < logits.shape[1]))
-    mass = (rows.value(logits).double().exp() * kept).sum(1).float()
+    mass = row_sums(rows.value(logits).double().exp() * kept).float()
     offset = torch.where(filtered, rows.offset - mass.log(), rows.offset)
     values = Softmax(rows.inverse, rows.shift, offset, rows.wrong).value(logits)
     values = torch.where(kept, values, -torch.inf)
