@@ -59,3 +59,15 @@ class CheckpointError(DeepInferError):
     """A checkpoint's files are not what its configuration says."""
 
     exit_code = 2
+
+
+class InputError(DeepInferError, ValueError):
+    """What was given to read (a prompt, a file of requests or of results) cannot be taken as it is."""
+
+    exit_code = 2
+
+
+class RequestFailed(DeepInferError):
+    """A request, or some of many, ended in an error of its own; what the others gave stands."""
+
+    exit_code = 5

@@ -1,0 +1,69 @@
+"""A progress bar on stderr: tqdm's where it is installed, else a line now and then."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import time
+from types import TracebackType
+from typing import Any
+
+_BETWEEN_S = 10.0
+"""Without tqdm: the time between two lines."""
+
+
+class Progress:
+    """Counts what is done of a total.
+
+    Example:
+        with Progress("requests", total=8) as bar:
+            bar.advance()
+
+    Args:
+        what: the name of what is counted.
+        total: how many there are; None where that is not known.
+        shown: False: nothing is written.
+        bytes_: count bytes, and write them so.
+    """
+
+    def __init__(self, what: str, total: int | None, *, shown: bool = True, bytes_: bool = False) -> None:
+        self._what, self._total, self._done = what, total, 0
+        self._shown = shown
+        self._told = time.monotonic()
+        self._bar: Any = _tqdm(what, total, bytes_) if shown else None
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: object, trace: TracebackType | None) -> None:
+        if self._bar is not None:
+            self._bar.close()
+        elif self._shown and kind is None and self._done:
+            self._tell()
+
+    def advance(self, by: int = 1) -> None:
+        """So many more are done."""
+        self._done += by
+        if self._bar is not None:
+            self._bar.update(by)
+        elif self._shown and time.monotonic() - self._told >= _BETWEEN_S:
+            self._tell()
+
+    def note(self, text: str) -> None:
+        """A few words beside the bar; without tqdm they are left out."""
+        if self._bar is not None:
+            self._bar.set_postfix_str(text, refresh=False)
+
+    def _tell(self) -> None:
+        self._told = time.monotonic()
+        of = "" if self._total is None else f" of {self._total}"
+        print(f"{self._what}: {self._done}{of}", file=sys.stderr, flush=True)
+
+
+def _tqdm(what: str, total: int | None, bytes_: bool) -> Any:
+    try:
+        bar = importlib.import_module("tqdm").tqdm
+    except ImportError:
+        return None
+    scale = {"unit": "B", "unit_scale": True} if bytes_ else {"unit": ""}
+    return bar(total=total, desc=what, file=sys.stderr, dynamic_ncols=True, mininterval=0.5, **scale)

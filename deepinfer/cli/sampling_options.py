@@ -1,0 +1,128 @@
+"""The options that say how tokens are chosen, and the same as fields of a JSON object."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import difflib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from deepinfer.errors import InputError, UsageError
+
+if TYPE_CHECKING:
+    from deepinfer.sampling import SamplingParams
+
+_STRUCTURES = ("json", "regex", "ebnf", "choice")
+
+
+def add_sampling_arguments(parser: argparse.ArgumentParser, *, max_tokens: int, several: bool) -> None:
+    """Add them. max_tokens: the default. several: also those that make more than a text of a prompt.
+
+    Values are left to SamplingParams to judge: argparse takes any number.
+    """
+    group = parser.add_argument_group("sampling")
+    group.add_argument(
+        "--max-tokens",
+        type=int,
+        default=max_tokens,
+        metavar="N",
+        help=f"tokens to make at most (default: {max_tokens})",
+    )
+    group.add_argument("--min-tokens", type=int, metavar="N", help="do not stop before as many (default: 0)")
+    group.add_argument("--temperature", type=float, metavar="T", help="0 takes the likeliest token (default: 1)")
+    group.add_argument("--top-p", type=float, metavar="P", help="keep the likeliest tokens of this mass (default: 1)")
+    group.add_argument("--top-k", type=int, metavar="K", help="keep the K likeliest tokens (default: all)")
+    group.add_argument(
+        "--seed",
+        type=int,
+        metavar="S",
+        help="the same prompt, options and seed give the same text (default: drawn at random)",
+    )
+    group.add_argument("--stop", action="append", metavar="TEXT", help="end before this text; may be repeated")
+    group.add_argument(
+        "--stop-token-id",
+        action="append",
+        type=int,
+        dest="stop_token_ids",
+        metavar="ID",
+        help="end at this token; may be repeated",
+    )
+    group.add_argument("--ignore-eos", action="store_true", default=None, help="go on past the model's end token")
+    group.add_argument(
+        "--structure",
+        nargs=2,
+        metavar=("KIND", "GRAMMAR"),
+        help="what the text has to match: json SCHEMA, regex R, ebnf G, or choice 'A|B' (needs xgrammar)",
+    )
+    if several:
+        group.add_argument("--n", type=int, metavar="N", help="completions of each prompt (default: 1)")
+        group.add_argument(
+            "--logprobs",
+            type=int,
+            metavar="N",
+            help="tell log-probabilities: of the chosen token (0), and of the N likeliest",
+        )
+        group.add_argument("--prompt-logprobs", type=int, metavar="N", help="the same for the prompt's tokens")
+        group.add_argument(
+            "--logprobs-mode",
+            choices=("raw", "processed"),
+            help="before or after temperature and filters (default: raw)",
+        )
+
+
+def given_options(args: argparse.Namespace) -> dict[str, Any]:
+    """The sampling options that were given, by their fields' names, as JSON could hold them."""
+    names = [field for field in field_names() if getattr(args, field, None) is not None]
+    found = {name: getattr(args, name) for name in names}
+    if "structure" in found:
+        kind, grammar = found["structure"]
+        found["structure"] = {"kind": kind, "grammar": grammar.split("|") if kind == "choice" else grammar}
+    return found
+
+
+def field_names() -> tuple[str, ...]:
+    """What a request may say of sampling."""
+    from deepinfer.sampling import SamplingParams
+
+    return tuple(field.name for field in dataclasses.fields(SamplingParams) if field.init)
+
+
+def params_of(values: Mapping[str, Any]) -> SamplingParams:
+    """Sampling parameters of fields by name.
+
+    Raises:
+        TypeError, ValueError: a field is unknown, or its value is not allowed; the message names it.
+    """
+    from deepinfer.sampling import SamplingParams, Structure
+
+    known = field_names()
+    for name in values:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
+            raise ValueError(f"there is no field {name!r}: {hint}")
+    fields = dict(values)
+    structure = fields.get("structure")
+    if isinstance(structure, Mapping):
+        if set(structure) != {"kind", "grammar"}:
+            raise ValueError('structure must have the fields "kind" and "grammar", and no other')
+        fields["structure"] = Structure(**structure)
+    return SamplingParams(**fields)
+
+
+def params_of_options(args: argparse.Namespace) -> SamplingParams:
+    """Sampling parameters of a command line.
+
+    Raises:
+        UsageError: a value is not allowed; the message names the option's field.
+    """
+    try:
+        return params_of(given_options(args))
+    except (TypeError, ValueError) as problem:
+        raise UsageError(f"the options cannot be taken: {problem}", next_step="correct this option") from problem
+
+
+def told(problem: Exception, where: str) -> InputError:
+    """The error of a request that the engine does not take. where: how it names the request."""
+    return InputError(f"{where} cannot be taken: {problem}", next_step="correct what the message names")

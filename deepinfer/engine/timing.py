@@ -1,0 +1,147 @@
+"""When tokens came, and the usual summary of it: TTFT, TPOT, ITL and rates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass
+class RequestTimes:
+    """Of one request, in seconds of one clock: when it arrived, and when each of its tokens did.
+
+    A token arrives when the step that made it is done. prompt_tokens: its prompt's length; cached_tokens: of them,
+    those that were cached already.
+    """
+
+    arrival: float
+    prompt_tokens: int
+    cached_tokens: int = 0
+    tokens: list[float] = field(default_factory=list)
+
+    @property
+    def ttft(self) -> float | None:
+        """Time to the first token; None without any."""
+        return self.tokens[0] - self.arrival if self.tokens else None
+
+    @property
+    def tpot(self) -> float | None:
+        """Time per output token after the first; None with fewer than two."""
+        if len(self.tokens) < 2:
+            return None
+        return (self.tokens[-1] - self.tokens[0]) / (len(self.tokens) - 1)
+
+    @property
+    def itl(self) -> list[float]:
+        """Times between a token and the next; those that one step made have 0 between them."""
+        return [after - before for before, after in zip(self.tokens, self.tokens[1:], strict=False)]
+
+    @property
+    def e2e(self) -> float | None:
+        """Time to the last token; None without any."""
+        return self.tokens[-1] - self.arrival if self.tokens else None
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean, median and 99th percentile of some times in seconds; None without any."""
+
+    mean: float | None
+    median: float | None
+    p99: float | None
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        """Of some values."""
+        if not values:
+            return cls(None, None, None)
+        ordered = sorted(values)
+        return cls(sum(ordered) / len(ordered), percentile(ordered, 50), percentile(ordered, 99))
+
+
+def percentile(ordered: Sequence[float], percent: float) -> float:
+    """The percentile of values in ascending order, at least one: linear between the two nearest ranks."""
+    place = (len(ordered) - 1) * percent / 100
+    below = int(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What some requests took together. seconds: from the first one's arrival to the last one's end."""
+
+    requests: int
+    failed: int
+    seconds: float
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    ttft: Spread
+    tpot: Spread
+    itl: Spread
+    e2e: Spread
+
+    @classmethod
+    def of(cls, times: Sequence[RequestTimes], *, failed: int, seconds: float) -> Summary:
+        """Of the requests that did not fail, of which `times` tells."""
+        return cls(
+            requests=len(times),
+            failed=failed,
+            seconds=seconds,
+            prompt_tokens=sum(one.prompt_tokens for one in times),
+            cached_tokens=sum(one.cached_tokens for one in times),
+            output_tokens=sum(len(one.tokens) for one in times),
+            ttft=Spread.of([one.ttft for one in times if one.ttft is not None]),
+            tpot=Spread.of([one.tpot for one in times if one.tpot is not None]),
+            itl=Spread.of([gap for one in times for gap in one.itl]),
+            e2e=Spread.of([one.e2e for one in times if one.e2e is not None]),
+        )
+
+    @property
+    def output_rate(self) -> float:
+        """Output tokens a second."""
+        return self.output_tokens / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def total_rate(self) -> float:
+        """Tokens a second, those of the prompts included."""
+        return (self.prompt_tokens + self.output_tokens) / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def request_rate(self) -> float:
+        """Requests a second."""
+        return self.requests / self.seconds if self.seconds > 0 else 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """As an object of JSON; times in seconds."""
+        rates = {name: getattr(self, name) for name in ("request_rate", "output_rate", "total_rate")}
+        return {**asdict(self), **rates}
+
+    def as_text(self) -> str:
+        """The block to read; times in milliseconds."""
+        lines = [
+            f"{'requests':<28}{self.requests:>12}" + (f"  ({self.failed} more failed)" if self.failed else ""),
+            f"{'duration (s)':<28}{self.seconds:>12.2f}",
+            f"{'prompt tokens':<28}{self.prompt_tokens:>12}"
+            + (f"  ({self.cached_tokens} of them cached)" if self.cached_tokens else ""),
+            f"{'output tokens':<28}{self.output_tokens:>12}",
+            f"{'requests/s':<28}{self.request_rate:>12.2f}",
+            f"{'output tokens/s':<28}{self.output_rate:>12.2f}",
+            f"{'prompt + output tokens/s':<28}{self.total_rate:>12.2f}",
+            f"{'':<28}{'mean':>12}{'median':>12}{'P99':>12}",
+        ]
+        for title, spread in (
+            ("TTFT (ms)", self.ttft),
+            ("TPOT (ms, after the first)", self.tpot),
+            ("ITL (ms)", self.itl),
+            ("end to end (ms)", self.e2e),
+        ):
+            cells = "".join(f"{_ms(value):>12}" for value in (spread.mean, spread.median, spread.p99))
+            lines.append(f"{title:<28}{cells}")
+        return "\n".join(lines)
+
+
+def _ms(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds * 1000:.2f}"
