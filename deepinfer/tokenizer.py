@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 
 from deepinfer.errors import CheckpointError, DeepInferError
 from deepinfer.loading.compressed_vocabulary import compressed_lookup
+from deepinfer.token_bytes import converter
 
 BOS = "<｜begin▁of▁sentence｜>"
 EOS = "<｜end▁of▁sentence｜>"
@@ -21,6 +22,7 @@ class Tokenizer:
     """A checkpoint's tokenizer. Plain text gets the token that begins a sentence; see `encode`.
 
     bos_id, eos_id: ids of the tokens that begin and end a text. size: ids in the vocabulary, added tokens included.
+    special_ids: tokens that are no text, which `decode` leaves out.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -28,6 +30,9 @@ class Tokenizer:
         self.bos_id = self._special(folder, BOS)
         self.eos_id = self._special(folder, EOS)
         self.size: int = self._tokenizer.get_vocab_size(with_added_tokens=True)
+        added = self._tokenizer.get_added_tokens_decoder()
+        self.special_ids = frozenset(token for token, one in added.items() if one.special)
+        self._bytes_of = _converter(folder, self._tokenizer)
 
     def encode(self, text: str, *, begin: bool = True) -> list[int]:
         """Token ids. begin: put the token that begins a sentence first (not for a rendered chat, which has it)."""
@@ -38,6 +43,11 @@ class Tokenizer:
         """The text of token ids."""
         text: str = self._tokenizer.decode(list(ids), skip_special_tokens=skip_special)
         return text
+
+    def bytes_of(self, token: int) -> bytes:
+        """What a token stands for; a part of a character where it is cut. b'' for an id that is none."""
+        text: str | None = self._tokenizer.id_to_token(token)
+        return b"" if text is None else self._bytes_of(text)
 
     def lookup(self) -> torch.Tensor:
         """Token id -> id in engram's compressed vocabulary: [size] int64."""
@@ -56,6 +66,18 @@ class Tokenizer:
                 next_step="fetch tokenizer.json of the checkpoint again",
             )
         return found
+
+
+def _converter(folder: Path, tokenizer: Any) -> Callable[[str], bytes]:
+    decoder = "null" if tokenizer.decoder is None else tokenizer.decoder.__getstate__()
+    found = converter(decoder)
+    if found is None:
+        raise CheckpointError(
+            f"the tokenizer in {folder} turns tokens into text in a way that is not known here",
+            cause="its decoder is neither byte-level nor one with byte fallback: it is another model's",
+            next_step="fetch tokenizer.json of the checkpoint again",
+        )
+    return found
 
 
 def _load(folder: Path) -> Any:
