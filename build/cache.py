@@ -86,7 +86,12 @@ def atomic_path(target: Path) -> Iterator[Path]:
     """Give a temporary path beside `target`; rename it over `target` only if the block ends well.
 
     A reader sees the old file or the whole new one. A killed writer leaves `.part-*` files, which `clean` removes.
+
+    Raises FileExistsError where something other than a file has the name: a rename would put a file in the place of a
+    device, and of /dev/null for everybody.
     """
+    if target.exists() and not target.is_file():
+        raise FileExistsError(errno.EEXIST, "it is there, and no file", str(target))
     target.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(prefix=".part-", suffix=f"-{target.name}", dir=target.parent)
     os.close(handle)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shlex
 import shutil
 import sys
 import tempfile
@@ -58,8 +59,15 @@ def write_archive(engine: Engine, release: Release, file: Path) -> Archived:
     """
     start = time.monotonic()
     _check_name(file)
-    if not file.parent.is_dir() or file.is_dir():
-        raise UsageError(f"--archive {file}: its folder does not exist, or it is a folder itself")
+    if not file.parent.is_dir():
+        raise UsageError(
+            f"--archive {file}: its folder does not exist", next_step=f"mkdir -p {shlex.quote(str(file.parent))}"
+        )
+    if file.exists() and not file.is_file():
+        raise UsageError(
+            f"--archive {file} is there, and no file: an archive is written beside its name and renamed",
+            next_step="name a file; to send it on, `--archive FILE`, then `cat FILE`",
+        )
     skopeo = _skopeo()
     attributes = engine.image_config(release.image_id)
     size = int(attributes["Size"])

@@ -53,9 +53,11 @@ def read_layout(file: Path) -> Content:
     """Look into an OCI archive; its manifest and its configuration have to fit their digests.
 
     Raises:
-        UsageError: there is no such file.
+        UsageError: there is no such file, or it is a folder, a device or a pipe.
         EnvironmentCannot: it is not a whole archive.
     """
+    if file.exists() and not file.is_file():  # to open a pipe would wait for its writer
+        raise UsageError(f"--from {file} is no file", next_step="copy the archive into a file, and name that")
     try:
         with tarfile.open(file, mode="r:") as archive:
             members = _members(archive)

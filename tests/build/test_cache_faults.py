@@ -43,6 +43,18 @@ def test_a_file_a_loop_and_a_name_too_long(tmp_path: Path, monkeypatch: pytest.M
         assert len(told.value.what) < 300
 
 
+def test_a_pipe_and_a_folder_keep_their_names(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    for place in (tmp_path / "pipe", tmp_path / "folder"):
+        with pytest.raises(FileExistsError, match="no file"):
+            cache.atomic_write(place, "text")
+    assert (tmp_path / "pipe").is_fifo() and not list(tmp_path.glob(".part-*"))
+    cache.atomic_write(tmp_path / "file", "first")
+    cache.atomic_write(tmp_path / "file", "second")
+    assert (tmp_path / "file").read_text() == "second"
+
+
 @pytest.fixture
 def full_disk(tmp_path: Path) -> Iterator[Path]:
     """A disk with no room for a single block."""

@@ -1,13 +1,9 @@
-"""What goes with an image: attached in a registry and in an archive, found again by who has the image alone."""
+"""What goes with an image: attached in a registry, found again by who has the image alone."""
 
 from __future__ import annotations
 
-import dataclasses
-import hashlib
-import io
 import json
 import os
-import tarfile
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -18,16 +14,13 @@ from build import cache
 from build.attest.evidence import read_evidence
 from build.attest.fetch import fetch_from
 from build.errors import EnvironmentCannot, GateFailed
-from build.publish.artefacts import CREATED, TITLE, TYPES, Document, documents_of, read_artefact
-from build.publish.layout import add_documents, read_attached, read_layout
+from build.publish.artefacts import CREATED, TITLE, TYPES, documents_of, read_artefact
 from build.publish.location import IMAGES, Location
 from build.publish.manifests import OCI_INDEX, OCI_MANIFEST, Manifest, sha256
 from build.publish.referrers import attach, fallback_tag, find_attached, listed
 from build.publish.registry import Damaged, Registry
-from tests.publish_stand_ins import Answers, RegistryProgram, evidence_files, running
-
-KEY = hashlib.sha256(b"an image").hexdigest()
-CONFIG = b'{"architecture": "amd64", "os": "linux", "rootfs": {"type": "layers", "diff_ids": []}}'
+from tests.publish_layouts import CONFIG, KEY, documents_in, evidence_in, image_manifest
+from tests.publish_stand_ins import Answers, RegistryProgram, running
 
 
 @pytest.fixture(scope="module")
@@ -52,24 +45,10 @@ def opened(host: str, path: str = "team") -> Registry:
     return Registry(Location(host, path), IMAGES, plain=True, pauses=(0.01,), patience=5.0)
 
 
-def image_manifest(config: bytes = CONFIG) -> Manifest:
-    told = {"mediaType": "application/vnd.oci.image.config.v1+json", "digest": sha256(config), "size": len(config)}
-    document = {"schemaVersion": 2, "mediaType": OCI_MANIFEST, "config": told, "layers": []}
-    return Manifest(json.dumps(document).encode(), OCI_MANIFEST)
-
-
 def image_in(registry: Registry, tag: str = "tag") -> Manifest:
     registry.put_blob(CONFIG, sha256(CONFIG))
     registry.put_manifest(tag, image_manifest())
     return image_manifest()
-
-
-def evidence_in(folder: Path, *, created: str = "2026-11-30T10:00:00Z", image_id: str = sha256(CONFIG)) -> Path:
-    return evidence_files(folder, "cpu", key=KEY, image_id=image_id, created=created)
-
-
-def documents_in(folder: Path, **made: str) -> tuple[Document, ...]:
-    return documents_of(read_evidence(evidence_in(folder, **made)))
 
 
 def texts(folder: Path) -> Mapping[str, bytes]:
@@ -250,58 +229,6 @@ def test_a_registry_that_keeps_the_list_itself_gets_no_index(tmp_path: Path) -> 
     attach(registry, image, documents)
     assert len(stored) == 3 and fallback_tag(image.digest) not in stored
     assert {found.kind for found in find_attached(registry, image.digest)} == {"manifest", "sbom", "provenance"}
-
-
-def archive_of(file: Path, image: Manifest, *, tag: str = "1.0-cpu") -> Path:
-    """An OCI archive as skopeo writes it: blobs, then index.json, then oci-layout."""
-    name = {"org.opencontainers.image.ref.name": tag}
-    entry = {"mediaType": OCI_MANIFEST, "digest": image.digest, "size": len(image.body), "annotations": name}
-    members = {f"blobs/{digest.replace(':', '/')}": data for digest, data in
-               {image.digest: image.body, sha256(CONFIG): CONFIG}.items()}  # fmt: skip
-    members["index.json"] = json.dumps({"schemaVersion": 2, "manifests": [entry]}).encode()
-    members["oci-layout"] = b'{"imageLayoutVersion":"1.0.0"}'
-    with tarfile.open(file, "w") as archive:
-        for member, data in members.items():
-            info = tarfile.TarInfo(member)
-            info.size = len(data)
-            archive.addfile(info, io.BytesIO(data))
-    return file
-
-
-def test_an_archive_holds_the_documents_beside_the_image(tmp_path: Path) -> None:
-    image = image_manifest()
-    file = archive_of(tmp_path / "image.tar", image)
-    plain = read_layout(file)
-    documents = documents_in(tmp_path / "here")
-    add_documents(file, image, documents)
-    content = read_layout(file)
-    assert dataclasses.replace(content, attached=()) == plain and content.tag == "1.0-cpu"
-    kept = {found.kind: read_attached(file, found) for found in content.attached}
-    assert kept == {document.kind: document.path.read_bytes() for document in documents}
-    with tarfile.open(file) as archive:
-        names = archive.getnames()
-        assert len(names) == len(set(names)) and {"index.json", "oci-layout"} <= set(names)
-        for name in names:
-            if name.startswith("blobs/"):
-                data = archive.extractfile(name).read()  # type: ignore[union-attr]
-                assert sha256(data) == name.removeprefix("blobs/").replace("/", ":")
-
-
-def test_a_document_that_rots_in_an_archive_is_told(tmp_path: Path) -> None:
-    file = archive_of(tmp_path / "image.tar", image_manifest())
-    documents = documents_in(tmp_path / "here")
-    add_documents(file, image_manifest(), documents)
-    data = file.read_bytes()
-    text = documents[1].path.read_bytes()
-    file.write_bytes(data.replace(text, b"X" * len(text)))
-    (sbom,) = [found for found in read_layout(file).attached if found.kind == "sbom"]
-    with pytest.raises(EnvironmentCannot, match="does not have its digest"):
-        read_attached(file, sbom)
-    created = json.dumps(documents[0].created).encode()
-    file.write_bytes(data.replace(created + b'}, "artifactType"', b'"1026-11-30T10:00:00Z"}, "artifactType"'))
-    assert file.read_bytes() != data and read_layout(file).attached == (), (
-        "artefacts that were altered are none of ours"
-    )
 
 
 def test_a_signature_is_dated_by_its_file(tmp_path: Path) -> None:
