@@ -34,7 +34,9 @@ COMPILE_FLAGS = [
     *("-std=c++20", "-O2", "-g0", "-Wall", "-Wextra", "-fvisibility=hidden", "-fvisibility-inlines-hidden"),
     f"-ffile-prefix-map={ROOT}=.",
 ]
-SOURCES = ["abi", "block_manager", "engine_bindings", "module"]
+SOURCES = [
+    *("abi", "arguments", "blake2b", "block_manager", "engine_bindings", "module", "prefix_bindings", "prefix_index"),
+]
 
 
 def stop(what: str, cause: str, next_step: str) -> NoReturn:

@@ -1,22 +1,24 @@
-"""Block accounting and token-id encoding, as `deepinfer._C.engine` has them."""
+"""Block accounting, known prefixes and token-id encoding, as `deepinfer._C.engine` has them."""
 
 from __future__ import annotations
 
 import contextlib
 import enum
-import operator
 import threading
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Final, NoReturn, SupportsIndex
+
+from deepinfer._python.integers import MAX_INT32, as_integer
+from deepinfer._python.prefix_index import HASH_BYTES, PrefixIndex, hash_blocks
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+__all__ = ["HASH_BYTES", "Allocation", "BlockManager", "PrefixIndex", "encode_compressed", "hash_blocks"]
+
 LOCK_TIMEOUT_S: Final = 20.0
-_MAX_INT32: Final = 2**31 - 1
-_MAX_INT64: Final = 2**63 - 1
 
 
 class Allocation(enum.Enum):
@@ -27,21 +29,15 @@ class Allocation(enum.Enum):
     NEVER = enum.auto()
 
 
-def _as_integer(value: SupportsIndex, name: str) -> int:
-    try:
-        index = int(operator.index(value))
-    except TypeError as problem:
-        raise TypeError(f"{name} must be an integer, not {type(value).__name__}") from problem
-    if not -_MAX_INT64 - 1 <= index <= _MAX_INT64:
-        raise ValueError(f"{name} does not fit 64 bits")
-    return index
-
-
 class BlockManager:
     """Paged-cache blocks 1 .. num_blocks-1, handed out first in, first out; block 0 is reserved for padding.
 
     `lock`/`unlock` is the long lock, held by a caller over several operations and owned by a thread. A second,
     inner one guards the fields for one operation, so that a caller that forgot the first corrupts nothing.
+
+    What a block holds may be worth keeping (PrefixIndex says so). Such a block is free like any other once its last
+    reference is dropped, but is handed out only after those that hold nothing, the longest dropped first; until then
+    it can be taken back as it is.
 
     Args:
         num_blocks: 1 to 2^31-1, the reserved block included.
@@ -52,22 +48,27 @@ class BlockManager:
     """
 
     def __init__(self, num_blocks: SupportsIndex, *, lock_timeout_s: float = LOCK_TIMEOUT_S) -> None:
-        count = _as_integer(num_blocks, "num_blocks")
-        if not 1 <= count <= _MAX_INT32:
+        count = as_integer(num_blocks, "num_blocks")
+        if not 1 <= count <= MAX_INT32:
             raise ValueError(f"num_blocks must be between 1 and 2147483647 (block 0 is reserved), not {count}")
         if not 0 < lock_timeout_s <= 86400:
             raise ValueError(f"lock_timeout_s must be above 0 and at most 86400 seconds, not {lock_timeout_s:g}")
         self._num_blocks = count
         self._free = deque(range(1, count))
         self._references: Counter[int] = Counter()
+        self._generations: Counter[int] = Counter()  # how often each block was handed out
+        self._keeping: set[int] = set()  # blocks whose content is kept, in use or not
+        self._kept: OrderedDict[int, None] = OrderedDict()  # those of them that are free, the longest free first
         self._state = threading.Lock()
         self._lock_timeout_s = lock_timeout_s
         self._lock_changed = threading.Condition(threading.Lock())
         self._owner: int | None = None
 
     def allocate_nolock(self, num_blocks: SupportsIndex) -> list[int]:
-        """Take blocks from the front of the free list, each with one reference. The caller holds the lock."""
-        count = _as_integer(num_blocks, "num_blocks")
+        """Take blocks from the front of the free list, each with one reference; kept ones only where no others are
+        left. The caller holds the lock.
+        """
+        count = as_integer(num_blocks, "num_blocks")
         if count < 0:
             raise ValueError(f"num_blocks must not be negative, not {count}")
         with self._state:
@@ -78,27 +79,29 @@ class BlockManager:
                         f"{self._num_blocks - 1}"
                     )
                 case Allocation.LATER:
-                    raise RuntimeError(f"cannot allocate {count} blocks: {len(self._free)} are free")
-            blocks = [self._free.popleft() for _ in range(count)]
+                    raise RuntimeError(f"cannot allocate {count} blocks: {self._count_free()} are free")
+            blocks = [self._free.popleft() for _ in range(min(count, len(self._free)))]
+            blocks += [self._kept.popitem(last=False)[0] for _ in range(count - len(blocks))]
             self._references.update(blocks)
+            self._generations.update(blocks)
+            self._keeping.difference_update(blocks)
         return blocks
 
     def pin_blocks(self, block_ids: Iterable[SupportsIndex]) -> None:
         """Add a reference to each block in use, once for every time it is listed. Takes the lock."""
-        ids = [_as_integer(block, "a block id") for block in block_ids]
+        ids = [as_integer(block, "a block id") for block in block_ids]
         with self._locked(), self._state:
             for block, added in Counter(ids).items():
                 self._check_used(block, 1)
-                if self._references[block] + added > _MAX_INT32:
+                if self._references[block] + added > MAX_INT32:
                     raise RuntimeError(f"block {block} has too many references")
             self._references.update(ids)
 
     def unpin_blocks(self, block_ids: Iterable[SupportsIndex]) -> None:
-        """Drop a reference of each block, back to front; those that reach zero join the end of the free list.
-
-        Takes the lock.
+        """Drop a reference of each block, back to front; those that reach zero join the end of the free list, or of
+        the kept ones. Takes the lock.
         """
-        ids = [_as_integer(block, "a block id") for block in block_ids]
+        ids = [as_integer(block, "a block id") for block in block_ids]
         with self._locked(), self._state:
             dropped: Counter[int] = Counter()
             for block in ids:
@@ -108,20 +111,32 @@ class BlockManager:
                 self._references[block] -= 1
                 if self._references[block] == 0:
                     del self._references[block]
-                    self._free.append(block)
+                    if block in self._keeping:
+                        self._kept[block] = None
+                    else:
+                        self._free.append(block)
 
     def reset(self) -> None:
-        """Restore the initial order 1, 2, ...; legal only while every block is free. Takes the lock."""
+        """Restore the initial order 1, 2, ..., and keep nothing; legal only while every block is free. Takes the
+        lock.
+        """
         with self._locked(), self._state:
-            used = self._num_blocks - 1 - len(self._free)
+            used = self._num_blocks - 1 - self._count_free()
             if used:
                 raise RuntimeError(f"cannot reset: {used} blocks are in use")
             self._free = deque(range(1, self._num_blocks))
+            self._kept.clear()
+            self._keeping.clear()
 
     def get_num_free_blocks(self) -> int:
-        """How many blocks are free."""
+        """How many blocks can be allocated, kept ones included."""
         with self._state:
-            return len(self._free)
+            return self._count_free()
+
+    def get_num_kept_blocks(self) -> int:
+        """How many of the free blocks hold what is kept."""
+        with self._state:
+            return len(self._kept)
 
     def lock(self) -> None:
         """Take the lock, or raise RuntimeError after `lock_timeout_s`."""
@@ -154,10 +169,56 @@ class BlockManager:
     def __reduce__(self) -> NoReturn:
         raise TypeError("cannot copy or pickle a BlockManager: two would hand out the same blocks")
 
+    def _keep(self, block: int) -> int:
+        """Keep what a block in use holds from its last reference on until it is handed out again; the generation by
+        which `_holds` and `_take` know it.
+        """
+        with self._state:
+            self._check_used(block, 1)
+            self._keeping.add(block)
+            return self._generations[block]
+
+    def _holds(self, block: int, generation: int) -> bool:
+        """Whether the block still holds what was kept then."""
+        with self._state:
+            return block in self._keeping and self._generations[block] == generation
+
+    def _check_in_use(self, block: int) -> None:
+        """Raise unless the block is in use."""
+        with self._state:
+            self._check_used(block, 1)
+
+    def _check_room(self, blocks: list[int]) -> None:
+        """Raise unless each of these blocks can have one reference more."""
+        with self._state:
+            for block in blocks:
+                if self._references[block] >= MAX_INT32:
+                    raise RuntimeError(f"block {block} has too many references")
+
+    def _take(self, blocks: list[int]) -> None:
+        """Add a reference to each of these different, kept blocks, in use or not. The caller holds the lock."""
+        self._check_room(blocks)
+        with self._state:
+            for block in blocks:
+                self._kept.pop(block, None)
+            self._references.update(blocks)
+
+    def _forget(self, block: int, generation: int) -> None:
+        """No longer keep it; a free one joins the end of the free list. Nothing where it is not held any more."""
+        with self._state:
+            if block in self._keeping and self._generations[block] == generation:
+                self._keeping.discard(block)
+                if block in self._kept:
+                    del self._kept[block]
+                    self._free.append(block)
+
+    def _count_free(self) -> int:
+        return len(self._free) + len(self._kept)
+
     def _can_allocate(self, count: int) -> Allocation:
         if count >= self._num_blocks:
             return Allocation.NEVER
-        return Allocation.OK if count <= len(self._free) else Allocation.LATER
+        return Allocation.OK if count <= self._count_free() else Allocation.LATER
 
     def _check_used(self, block: int, references: int) -> None:
         if not 1 <= block < self._num_blocks:
@@ -183,8 +244,8 @@ def encode_compressed(ids: NDArray[np.int32], table: NDArray[np.int32], sentinel
         if not isinstance(array, np.ndarray) or array.dtype != np.int32:
             kind = array.dtype if isinstance(array, np.ndarray) else type(array).__name__
             raise TypeError(f"{name} must be a numpy array of int32, not {kind}")
-    value = _as_integer(sentinel, "sentinel")
-    if not -_MAX_INT32 - 1 <= value <= _MAX_INT32:
+    value = as_integer(sentinel, "sentinel")
+    if not -MAX_INT32 - 1 <= value <= MAX_INT32:
         raise ValueError(f"sentinel must fit 32 bits, not {value}")
     if ids.ndim != 1 or table.ndim != 1:
         raise ValueError(f"ids and table must have one dimension, not {ids.ndim} and {table.ndim}")

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "arguments.hpp"
 #include "bindings.hpp"
 #include "block_manager.hpp"
 
@@ -14,24 +15,6 @@ namespace py = pybind11;
 
 namespace deepinfer {
 namespace {
-
-// An int, or anything with __index__ (numpy's integers); the twin in Python raises the same types.
-std::int64_t as_integer(py::handle value, const char* name) {
-    const auto index = py::reinterpret_steal<py::object>(PyNumber_Index(value.ptr()));
-    if (!index) {
-        if (!PyErr_ExceptionMatches(PyExc_TypeError)) {
-            throw py::error_already_set();
-        }
-        PyErr_Clear();
-        throw py::type_error(std::string(name) + " must be an integer, not " + Py_TYPE(value.ptr())->tp_name);
-    }
-    int overflow = 0;
-    const auto result = PyLong_AsLongLongAndOverflow(index.ptr(), &overflow);
-    if (overflow != 0) {
-        throw py::value_error(std::string(name) + " does not fit 64 bits");
-    }
-    return result;
-}
 
 std::vector<std::int64_t> as_block_ids(py::handle values) {
     std::vector<std::int64_t> ids;
@@ -100,7 +83,9 @@ void bind_block_manager(py::module_& module) {
         .def("reset", &BlockManager::reset, py::call_guard<py::gil_scoped_release>(),
              "Restore the initial order; legal only while every block is free. Takes the lock.")
         .def("get_num_free_blocks", &BlockManager::get_num_free_blocks, py::call_guard<py::gil_scoped_release>(),
-             "How many blocks are free.")
+             "How many blocks can be allocated, kept ones included.")
+        .def("get_num_kept_blocks", &BlockManager::get_num_kept_blocks, py::call_guard<py::gil_scoped_release>(),
+             "How many of the free blocks hold what is kept.")
         .def("lock", &BlockManager::lock, py::call_guard<py::gil_scoped_release>(),
              "Take the lock, or raise RuntimeError after lock_timeout_s.")
         .def("unlock", &BlockManager::unlock, py::call_guard<py::gil_scoped_release>(),
@@ -111,6 +96,7 @@ void bind_block_manager(py::module_& module) {
 
 void bind_engine(py::module_& module) {
     bind_block_manager(module);
+    bind_prefix_index(module);
     module.def("encode_compressed", &encode_compressed, py::arg("ids").noconvert(), py::arg("table").noconvert(),
                py::arg("sentinel"), "table[id] for each id, sentinel for an id outside the table. int32 arrays [n], [m].");
 }
