@@ -27,8 +27,8 @@ class RowSpec:
     token_ids: all tokens of the sequence so far, at least up to the last row's.
     start, count: the rows are the tokens at the positions start to start + count - 1.
     slot: its state slot. blocks: its blocks, one for every 128 positions up to the last row's at least.
-    total: tokens that were known when its prefill began, all chunks counted (for truncation, model_spec 3.8); None:
-        those up to the last row.
+    total: of a prefill, tokens that were known when it began, all chunks counted (for truncation, model_spec 3.8);
+        None: those up to the last row.
     wanted: the rows whose logits are wanted.
     """
 
@@ -51,8 +51,6 @@ class RowSpec:
             raise ValueError(
                 f"{len(self.blocks)} blocks do not hold {end} tokens: {-(-end // BLOCK_TOKENS)} are needed"
             )
-        if self.total is not None and self.total < end:
-            raise ValueError(f"total must count the rows too: {self.total} is less than {end}")
         if self.wanted not in ("last", "all", "none"):
             raise ValueError(f"wanted must be last, all or none, not {self.wanted!r}")
 
@@ -140,12 +138,16 @@ class Batch:
         vocabulary: `Model.vocabulary`; None for a model without engram.
 
         Raises:
-            ValueError: there are no rows, or two sequences share a state slot.
+            ValueError: there are no rows, two sequences share a state slot, or a total is less than its rows' end.
         """
         if not rows:
             raise ValueError("a batch needs at least one sequence")
         if len({row.slot for row in rows}) < len(rows):
             raise ValueError(f"sequences of a batch must differ in their state slots: {[row.slot for row in rows]}")
+        totals = tuple(row.start + row.count if row.total is None or decode else row.total for row in rows)
+        for row, total in zip(rows, totals, strict=True):
+            if total < row.start + row.count:
+                raise ValueError(f"total must count the rows too: {total} is less than {row.start + row.count}")
         counts = np.array([row.count for row in rows], dtype=np.int32)
         starts = np.array([row.start for row in rows], dtype=np.int32)
         ends = np.cumsum(counts, dtype=np.int32)
@@ -176,7 +178,7 @@ class Batch:
             **to_device(arrays, torch.device(device)),
             starts=tuple(row.start for row in rows),
             counts=tuple(row.count for row in rows),
-            totals=tuple(row.start + row.count if row.total is None else row.total for row in rows),
+            totals=totals,
             blocks=() if decode else tuple(tuple(row.blocks) for row in rows),
             state_slots=tuple(row.slot for row in rows),
             wanted_rows=tuple(wanted),
