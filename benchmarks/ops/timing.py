@@ -18,8 +18,8 @@ from typing import Protocol
 import torch
 
 Batch = Callable[[], object]
-GRAPH_BELOW = 200e-6
-"""Seconds a call: below it, launching from the host would be measured too."""
+GRAPH_BELOW = 5e-3
+"""Seconds a call: below it, launching from the host may be most of it, for a call may be of a dozen launches."""
 BATCH_SECONDS = 1e-3
 MOST_CALLS = 256
 MOST_COPIES = 64

@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.ops.compiler import SUMMARY
-from tests.ops.interpreter import Interpreter
+pytest.register_assert_rewrite("tests.ops.three_ways", "tests.ops.sampling_checks")
+
+from tests.ops.compiler import SUMMARY  # noqa: E402
+from tests.ops.interpreter import Interpreter  # noqa: E402
 
 
 @pytest.fixture(scope="session")

@@ -54,6 +54,16 @@ def test_writing_beside_an_output_is_found() -> None:
     assert "bytes outside of every output, storage 1" in text
 
 
+def test_storages_are_looked_through_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bytes found do not depend on how many are looked at at a time."""
+    call = _gather()
+    whole = run("gather_tl", call, "reference", "cpu")
+    monkeypatch.setattr(execution, "_AT_A_TIME", 7)
+    parted = run("gather_tl", call, "reference", "cpu")
+    assert len(whole.rest) == len(parted.rest) > 2 and any(len(one) > 7 for one in whole.rest)
+    assert all(one.equal(other) for one, other in zip(whole.rest, parted.rest, strict=True))
+
+
 def test_writing_an_input_is_found() -> None:
     def body(x: torch.Tensor, y: torch.Tensor) -> None:
         _right(x, y)

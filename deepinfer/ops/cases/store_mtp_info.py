@@ -17,7 +17,8 @@ def _make(
     write[::4] = 0
     if outside:
         write[1::4], write[2::4] = -1, slots
-    pool_rows = slots * nextn + outside  # a last slot that is not whole
+    # A last slot that is not whole, where slots have more than a row: slot `slots` is written to several times.
+    pool_rows = slots * nextn + (outside and nextn > 1)
 
     def floats(*shape: int) -> torch.Tensor:
         return torch.rand(shape, generator=generator)
