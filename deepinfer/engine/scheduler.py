@@ -21,12 +21,12 @@ from __future__ import annotations
 import bisect
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from deepinfer.cache.layout import BLOCK_TOKENS, blocks_of
-from deepinfer.cache.prefix import PrefixCache, Truncation, block_hashes, reusable_tokens
+from deepinfer.cache.prefix import PrefixCache, block_hashes, reusable_tokens
 from deepinfer.engine.sequence import Sequence, Status
+from deepinfer.engine.step import Chunk, Limits, Step
 
 if TYPE_CHECKING:
     from deepinfer._python.engine import BlockManager
@@ -37,55 +37,6 @@ LOGPROB_ROWS = 512
 """Rows of a chunk whose logits are all wanted: bounds their memory."""
 REMEMBERED = 2**16
 """Hashes of blocks by which is seen where prompts part: 8 M tokens of the latest prompts."""
-
-
-@dataclass(frozen=True)
-class Limits:
-    """sequences: that run at once. chunk_tokens: rows of prompts a step. length: tokens of a sequence at most.
-
-    truncation, keep_tokens: what a prefill keeps of the windows (model_spec 3.8). prefix_caching: whether states are
-    kept and found.
-    """
-
-    sequences: int
-    chunk_tokens: int
-    length: int
-    truncation: Truncation = "off"
-    keep_tokens: int = 0
-    prefix_caching: bool = True
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """Rows start .. start + count - 1 of a sequence."""
-
-    sequence: Sequence
-    start: int
-    count: int
-
-    @property
-    def end(self) -> int:
-        """The first position that is not in it."""
-        return self.start + self.count
-
-    @property
-    def last(self) -> bool:
-        """Whether it reaches the newest token, so that the next one can be drawn."""
-        return self.end == len(self.sequence.tokens)
-
-
-@dataclass(frozen=True)
-class Step:
-    """What is computed next. restore: (from, to) slots, copied before, in order. prefill, decode: the two forwards."""
-
-    restore: tuple[tuple[int, int], ...]
-    prefill: tuple[Chunk, ...]
-    decode: tuple[Chunk, ...]
-
-    @property
-    def chunks(self) -> tuple[Chunk, ...]:
-        """All of them."""
-        return self.prefill + self.decode
 
 
 class Scheduler:

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from deepinfer import native
 from deepinfer.config.constraints import BLOCK_TOKENS
 from deepinfer.engine.outputs import Completion
-from deepinfer.engine.scheduler import Limits, Scheduler, Step
+from deepinfer.engine.scheduler import Scheduler
 from deepinfer.engine.sequence import Request, Sequence
+from deepinfer.engine.step import Limits, Step
 
 _arrivals = itertools.count()
 

@@ -6,8 +6,9 @@ import dataclasses
 
 import pytest
 
-from deepinfer.engine.scheduler import PROMPTS, Limits
+from deepinfer.engine.scheduler import PROMPTS
 from deepinfer.engine.sequence import Sequence, Status
+from deepinfer.engine.step import Limits
 from tests.engine.scheduler_world import World
 
 

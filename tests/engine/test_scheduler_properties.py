@@ -7,8 +7,8 @@ import itertools
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from deepinfer.engine.scheduler import Limits, Step
 from deepinfer.engine.sequence import Sequence, Status
+from deepinfer.engine.step import Limits, Step
 from tests.engine.scheduler_world import World, drawn
 
 # A handful of beginnings, so that prompts have much in common and part at every place.

@@ -1,0 +1,57 @@
+"""What a step is, and the limits that it keeps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from deepinfer.cache.prefix import Truncation
+from deepinfer.engine.sequence import Sequence
+
+
+@dataclass(frozen=True)
+class Limits:
+    """sequences: that run at once. chunk_tokens: rows of prompts a step. length: tokens of a sequence at most.
+
+    truncation, keep_tokens: what a prefill keeps of the windows (model_spec 3.8). prefix_caching: whether states are
+    kept and found.
+    """
+
+    sequences: int
+    chunk_tokens: int
+    length: int
+    truncation: Truncation = "off"
+    keep_tokens: int = 0
+    prefix_caching: bool = True
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Rows start .. start + count - 1 of a sequence."""
+
+    sequence: Sequence
+    start: int
+    count: int
+
+    @property
+    def end(self) -> int:
+        """The first position that is not in it."""
+        return self.start + self.count
+
+    @property
+    def last(self) -> bool:
+        """Whether it reaches the newest token, so that the next one can be drawn."""
+        return self.end == len(self.sequence.tokens)
+
+
+@dataclass(frozen=True)
+class Step:
+    """What is computed next. restore: (from, to) slots, copied before, in order. prefill, decode: the two forwards."""
+
+    restore: tuple[tuple[int, int], ...]
+    prefill: tuple[Chunk, ...]
+    decode: tuple[Chunk, ...]
+
+    @property
+    def chunks(self) -> tuple[Chunk, ...]:
+        """All of them."""
+        return self.prefill + self.decode
