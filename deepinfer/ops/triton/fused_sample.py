@@ -10,16 +10,17 @@ from dataclasses import dataclass
 import torch
 
 from deepinfer.ops.dispatch import Kernel
-from deepinfer.ops.launch import cdiv, launch, next_power_of_2
+from deepinfer.ops.launch import cdiv, launch, multiprocessors, next_power_of_2
 from deepinfer.ops.triton.inverse_cdf import depth_of, lanes_of
 from deepinfer.ops.triton.sample_draw import draw_tokens, write_logprobs
-from deepinfer.ops.triton.sample_filter import CAPACITY, COARSE, chunk_sums, collect, row_sums, split_bracket
+from deepinfer.ops.triton.sample_filter import CAPACITY, COARSE, SPLIT, chunk_sums, collect, row_sums, split_bracket
 from deepinfer.ops.triton.sample_threshold import find_threshold
 
 _CHUNK = 8192
 _PART = 4096
+_LISTED_TILE = 1024
 _BRACKETS = 4 * (COARSE + 1)
-_BINS = next_power_of_2(16 * COARSE)
+_BINS = next_power_of_2(SPLIT.value * COARSE)
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,12 @@ class Plan:
     @property
     def lanes(self) -> int:
         return lanes_of(self.width)
+
+    def programs(self, rows: int, device: torch.device) -> int:
+        """Programs a row in passes that add whole numbers: as many as fill the device, and few where rows are many,
+        since most of these passes have nothing left to do."""
+        wanted = next_power_of_2(cdiv(8 * multiprocessors(device), max(rows, 1)))
+        return min(cdiv(self.width, self.part), max(4, wanted))
 
     @property
     def warps(self) -> int:
@@ -83,6 +90,7 @@ def _filter(
 ) -> None:
     rows, width, chunks = logits.shape[0], plan.width, plan.chunks
     parts, stride8 = cdiv(width, plan.part), logits.stride(0) // 8
+    programs = plan.programs(rows, logits.device)
     heat = (temperatures, temperatures.stride(0))
     limits = (top_p, top_p.stride(0), top_k, top_k.stride(0))
     exact = {"enable_fp_fusion": False, "num_warps": plan.warps}
@@ -98,16 +106,17 @@ def _filter(
     )  # fmt: skip
     for step in range(plan.steps):
         launch(
-            split_bracket, (rows * parts,), logits, stride8, *limits, s.facts, s.states, s.brackets, s.bins, step,
-            width, parts, CHUNK=plan.part, BINS=_BINS, **sizes, **exact,
+            split_bracket, (rows * programs,), logits, stride8, *limits, s.facts, s.states, s.brackets, s.bins, step,
+            width, parts, programs, PART=plan.part, BINS=_BINS, **sizes, **exact,
         )  # fmt: skip
     launch(
-        collect, (rows * parts,), logits, stride8, *limits, s.facts, s.states, s.brackets, s.bins, s.sums, s.listed,
-        width, parts, STEPS=plan.steps, CHUNK=plan.part, BINS=_BINS, **sizes, **exact,
+        collect, (rows * programs,), logits, stride8, *limits, s.facts, s.states, s.brackets, s.bins, s.sums, s.listed,
+        width, parts, programs, STEPS=plan.steps, PART=plan.part, BINS=_BINS, **sizes, **exact,
     )  # fmt: skip
     launch(
         find_threshold, (rows,), logits, stride8, *limits, s.facts, s.states, s.brackets, s.sums, s.listed, width,
-        STEPS=plan.steps, TILE=plan.capacity, **sizes, **exact,
+        STEPS=plan.steps, TILE=min(_LISTED_TILE, plan.capacity), CUT_TILE=plan.capacity, **sizes,
+        enable_fp_fusion=False, num_warps=4,
     )  # fmt: skip
 
 

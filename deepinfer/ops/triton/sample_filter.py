@@ -3,7 +3,8 @@
 A row is cut into chunks, one program each, so that few rows fill a GPU too. Only the softmax's denominator is a sum of
 floats, in an order that the chunks fix; every other sum is of integers. So a row's result does not depend on which
 rows are beside it. The threshold is sought in the row's values by narrowing a bracket: COARSE passes over the row
-split it sixteen-fold each, and are skipped once it holds at most CAPACITY values; those are collected and bisected.
+split it eight-fold each, and are skipped once it holds at most CAPACITY values; those are collected and bisected.
+Eight, not sixteen: each part costs five instructions a value, and one pass is enough for most rows.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from deepinfer.ops.triton.sample_values import (
 
 COARSE = 3
 CAPACITY = 4096
-SPLIT = tl.constexpr(16)
+SPLIT = tl.constexpr(8)
 
 
 @triton.jit(do_not_specialize=["stride8", "t_stride", "chunks"])
@@ -123,7 +124,7 @@ def row_sums(
 def pivot(first, last, smallest, index):
     """Where part `index` of the bracket [first, last] begins, in the order of values."""
     low = tl.where(first == LOWEST_ORDER, smallest, disorder(first.to(tl.int32)))
-    share = index.to(tl.float32) * (1.0 / 16.0)
+    share = index.to(tl.float32) * (1.0 / SPLIT)
     between = order(low * (1.0 - share) + disorder(last.to(tl.int32)) * share).to(tl.int64)
     return tl.where(index == 0, first, between)
 
@@ -164,7 +165,7 @@ def keep_bracket(bracket, first, last, held, above):
     tl.store(bracket + 3, above)
 
 
-@triton.jit(do_not_specialize=["stride8", "p_stride", "k_stride", "chunks", "step"])
+@triton.jit(do_not_specialize=["stride8", "p_stride", "k_stride", "parts", "programs", "step"])
 def split_bracket(
     logits,
     stride8,
@@ -178,16 +179,16 @@ def split_bracket(
     bins,
     step,
     width,
-    chunks,
-    CHUNK: tl.constexpr,
+    parts,
+    programs,
+    PART: tl.constexpr,
     BRACKETS: tl.constexpr,
     BINS: tl.constexpr,
     CAPACITY: tl.constexpr,
 ):
-    """Pass `step` over the rows: packed sums of all values from each of sixteen pivots on."""
-    program = tl.program_id(0)
-    row = (program // chunks).to(tl.int64)
-    chunk = program % chunks
+    """Pass `step` over the rows, `programs` a row: packed sums of all values from each pivot on."""
+    row = (tl.program_id(0) // programs).to(tl.int64)
+    program = tl.program_id(0) % programs
     if tl.load(states + row * 2) != FILTERED:
         return
     mass, count, _ = targets_of(tl.load(top_p + row * p_stride), tl.load(top_k + row * k_stride), width)
@@ -200,25 +201,26 @@ def split_bracket(
         held = tl.load(bracket + 2)
     else:
         first, last, held, above = narrowed(bracket - 4, own - SPLIT, smallest, mass, count, width, CAPACITY)
-        if chunk == 0:
+        if program == 0:
             keep_bracket(bracket, first, last, held, above)
     if held <= CAPACITY:
         return
     inverse, shift, offset = load_row(facts, row)
-    columns = chunk * CHUNK + tl.arange(0, CHUNK)
-    inside = columns < width
-    x = tl.load(logits + row * (stride8.to(tl.int64) * 8) + columns, mask=inside, other=float("-inf"))
-    key = order(x)
-    packed = packed_of(x, inside, shift, inverse, offset)
     lane = tl.arange(0, SPLIT)
     found = tl.zeros((SPLIT,), dtype=tl.int64)
-    for index in tl.static_range(SPLIT):
-        start = pivot(first, last, smallest, tl.full((), index, dtype=tl.int32)).to(tl.int32)
-        found = tl.where(lane == index, tl.sum(tl.where(key >= start, packed, 0), 0), found)
+    for part in range(program, parts, programs):
+        columns = part * PART + tl.arange(0, PART)
+        inside = columns < width
+        x = tl.load(logits + row * (stride8.to(tl.int64) * 8) + columns, mask=inside, other=float("-inf"))
+        key = order(x)
+        packed = packed_of(x, inside, shift, inverse, offset)
+        for index in tl.static_range(SPLIT):
+            start = pivot(first, last, smallest, tl.full((), index, dtype=tl.int32)).to(tl.int32)
+            found += tl.where(lane == index, tl.sum(tl.where(key >= start, packed, 0), 0), 0)
     tl.atomic_add(own + lane, found, sem="relaxed")
 
 
-@triton.jit(do_not_specialize=["stride8", "p_stride", "k_stride", "chunks"])
+@triton.jit(do_not_specialize=["stride8", "p_stride", "k_stride", "parts", "programs"])
 def collect(
     logits,
     stride8,
@@ -233,17 +235,20 @@ def collect(
     sums,
     listed,
     width,
-    chunks,
+    parts,
+    programs,
     STEPS: tl.constexpr,
-    CHUNK: tl.constexpr,
+    PART: tl.constexpr,
     BRACKETS: tl.constexpr,
     BINS: tl.constexpr,
     CAPACITY: tl.constexpr,
 ):
-    """The probability above the last bracket, and a list of the values in it where they are few enough."""
-    program = tl.program_id(0)
-    row = (program // chunks).to(tl.int64)
-    chunk = program % chunks
+    """The probability above the last bracket, and a list of the values in it where they are few enough.
+
+    The list is in any order: what is made of it are sums of whole numbers.
+    """
+    row = (tl.program_id(0) // programs).to(tl.int64)
+    program = tl.program_id(0) % programs
     if tl.load(states + row * 2) != FILTERED:
         return
     mass, count, _ = targets_of(tl.load(top_p + row * p_stride), tl.load(top_k + row * k_stride), width)
@@ -256,18 +261,20 @@ def collect(
         own = bins + row * BINS + (STEPS - 1) * SPLIT
         smallest = tl.load(facts + row * 8 + 5)
         first, last, held, above = narrowed(bracket - 4, own, smallest, mass, count, width, CAPACITY)
-        if chunk == 0:
+        if program == 0:
             keep_bracket(bracket, first, last, held, above)
     inverse, shift, offset = load_row(facts, row)
-    columns = chunk * CHUNK + tl.arange(0, CHUNK)
-    inside = columns < width
-    x = tl.load(logits + row * (stride8.to(tl.int64) * 8) + columns, mask=inside, other=float("-inf"))
-    key = order(x)
-    fine = (tl.exp(value_of(x, shift, inverse, offset)) * FINE).to(tl.int64)
-    tl.atomic_add(sums + row * 2, tl.sum(tl.where(inside & (key > last), fine, 0), 0), sem="relaxed")
-    chosen = inside & (key >= first) & (key <= last)
-    many = tl.sum(chosen.to(tl.int32), 0)
-    if (many > 0) & (held <= CAPACITY):
-        base = tl.atomic_add(sums + row * 2 + 1, many.to(tl.int64), sem="relaxed")
-        place = base + tl.cumsum(chosen.to(tl.int32), 0) - 1
+    kept = tl.full((), 0, dtype=tl.int64)
+    for part in range(program, parts, programs):
+        columns = part * PART + tl.arange(0, PART)
+        inside = columns < width
+        x = tl.load(logits + row * (stride8.to(tl.int64) * 8) + columns, mask=inside, other=float("-inf"))
+        key = order(x)
+        fine = (tl.exp(value_of(x, shift, inverse, offset)) * FINE).to(tl.int64)
+        kept += tl.sum(tl.where(inside & (key > last), fine, 0), 0)
+        chosen = inside & (key >= first) & (key <= last) & (held <= CAPACITY)
+        # One atomic a value: they are few, and a prefix sum over the part costs far more.
+        next_place = sums + row * 2 + 1 + tl.zeros((PART,), dtype=tl.int32)
+        place = tl.atomic_add(next_place, tl.full((PART,), 1, dtype=tl.int64), mask=chosen, sem="relaxed")
         tl.store(listed + row * CAPACITY + place, x, mask=chosen)
+    tl.atomic_add(sums + row * 2, kept, sem="relaxed")

@@ -106,6 +106,7 @@ def find_threshold(
     BRACKETS: tl.constexpr,
     CAPACITY: tl.constexpr,
     TILE: tl.constexpr,
+    CUT_TILE: tl.constexpr,
 ):
     """Each row's threshold, the index of the last tie kept, and the offset of its renormalised log-probabilities."""
     row = tl.program_id(0).to(tl.int64)
@@ -149,7 +150,7 @@ def find_threshold(
             kept += fine_between(source, length, low, last, shift, inverse, offset, TILE)
             kept += tl.minimum(stay, tied) * (each * FINE).to(tl.int64)
             if (stay < tied) & (low > LOWEST_ORDER):
-                cut = cut_of(whole, width, low, stay, TILE)
+                cut = cut_of(whole, width, low, stay, CUT_TILE)
         else:
             # Not even the whole row has the mass that top-p asks for: all of it stays.
             kept += fine_between(source, length, first - 1, last, shift, inverse, offset, TILE)
