@@ -38,7 +38,10 @@ def hash_blocks(token_ids: Any, parent: bytes, marks: Iterable[tuple[SupportsInd
     digest = _as_hash(parent, "parent")
     marked: dict[int, bytearray] = {}
     last = 0
-    for where, content in marks:
+    for mark in marks:
+        if not isinstance(mark, tuple) or len(mark) != 2:
+            raise TypeError("a mark must be a pair of an index and bytes")
+        where, content = mark
         index = as_integer(where, "a mark's index")
         if not last <= index < len(ids):
             raise ValueError(f"a mark's index must be {last} to {len(ids) - 1}, not {index}")

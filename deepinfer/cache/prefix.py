@@ -98,8 +98,9 @@ def block_hashes(
         ids = array("i", token_ids[begin:])
     except OverflowError as problem:
         raise ValueError("token_ids must fit 32 bits") from problem
-    if any(image.position < 0 for image in images):
-        raise ValueError("an image's position must not be negative")
+    positions = [image.position for image in images]
+    if positions != sorted(positions) or not all(0 <= one < len(token_ids) for one in positions):
+        raise ValueError(f"images must lie within the {len(token_ids)} tokens, in order, and begin at {positions}")
     marks = [(image.position - begin, image.digest) for image in images if image.position >= begin]
     return [*known, *native.engine.hash_blocks(ids, known[-1] if known else root, marks)]
 

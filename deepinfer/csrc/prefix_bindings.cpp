@@ -4,7 +4,6 @@
 #include <cstring>
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "arguments.hpp"
@@ -87,8 +86,11 @@ std::vector<Mark> as_marks(py::handle values, std::int64_t count) {
     std::vector<Mark> marks;
     std::int64_t last = 0;
     for (const auto value : py::iter(values)) {
-        const auto [where, content] = value.cast<std::pair<py::object, py::object>>();
-        const auto index = as_integer(where, "a mark's index");
+        if (!PyTuple_Check(value.ptr()) || PyTuple_GET_SIZE(value.ptr()) != 2) {
+            throw py::type_error("a mark must be a pair of an index and bytes");
+        }
+        const py::handle content = PyTuple_GET_ITEM(value.ptr(), 1);
+        const auto index = as_integer(PyTuple_GET_ITEM(value.ptr(), 0), "a mark's index");
         if (index < last || index >= count) {
             throw py::value_error("a mark's index must be " + std::to_string(last) + " to " +
                                   std::to_string(count - 1) + ", not " + std::to_string(index));
