@@ -1,7 +1,8 @@
 """The `deepinfer` command: a table of verbs, each a module that is imported only when it is called.
 
 A verb's module has HELP (one line), `add_arguments(parser)` and `run(args) -> int`, the exit code.
-Exit codes: 0 done; 1 usage; 4 this machine cannot; a verb may have more. DEEPINFER_DEBUG=1 shows tracebacks.
+Exit codes: 0 done; 1 usage; 2 a file that is read is not what it should be; 4 this machine cannot; 5 some of what was
+asked failed; 130 interrupted. DEEPINFER_DEBUG=1 shows tracebacks.
 """
 
 from __future__ import annotations
@@ -48,6 +49,9 @@ class Verb:
 VERBS = (
     Verb("env", "deepinfer.cli.env", "show versions, GPUs, optional parts and variables", reports_variables=True),
     Verb("tiny", "deepinfer.cli.tiny", "write a small model in the real checkpoint format"),
+    Verb("ask", "deepinfer.cli.ask", "continue a prompt, and print the text as it comes"),
+    Verb("generate", "deepinfer.cli.generate", "answer requests of a JSON Lines file"),
+    Verb("bench", "deepinfer.cli.bench", "time the engine"),
     Verb("probe", "deepinfer.cli.probe", "check that Triton compiles right code for Hopper"),
     Verb("warm", "deepinfer.cli.warm", "compile the kernels of a run now, without a GPU"),
 )

@@ -28,7 +28,7 @@ class Progress:
 
     def __init__(self, what: str, total: int | None, *, shown: bool = True, bytes_: bool = False) -> None:
         self._what, self._total, self._done = what, total, 0
-        self._shown = shown
+        self._shown, self._bytes = shown, bytes_
         self._told = time.monotonic()
         self._bar: Any = _tqdm(what, total, bytes_) if shown else None
 
@@ -49,15 +49,20 @@ class Progress:
         elif self._shown and time.monotonic() - self._told >= _BETWEEN_S:
             self._tell()
 
-    def note(self, text: str) -> None:
-        """A few words beside the bar; without tqdm they are left out."""
+    def reach(self, done: int, total: int) -> None:
+        """So much is done, of a total that may have become known by now."""
         if self._bar is not None:
-            self._bar.set_postfix_str(text, refresh=False)
+            self._bar.total = total
+        self._total = total
+        self.advance(done - self._done)
 
     def _tell(self) -> None:
         self._told = time.monotonic()
-        of = "" if self._total is None else f" of {self._total}"
-        print(f"{self._what}: {self._done}{of}", file=sys.stderr, flush=True)
+        of = "" if self._total is None else f" of {self._written(self._total)}"
+        print(f"{self._what}: {self._written(self._done)}{of}", file=sys.stderr, flush=True)
+
+    def _written(self, count: int) -> str:
+        return f"{count / 1e9:.2f} GB" if self._bytes else str(count)
 
 
 def _tqdm(what: str, total: int | None, bytes_: bool) -> Any:

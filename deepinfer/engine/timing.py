@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
+
+from deepinfer.engine.outputs import RequestOutput
 
 
 @dataclass
 class RequestTimes:
-    """Of one request, in seconds of one clock: when it arrived, and when each of its tokens did.
+    """Of one completion, in seconds of one clock: when its request arrived, and when each of its tokens did.
 
-    A token arrives when the step that made it is done. prompt_tokens: its prompt's length; cached_tokens: of them,
-    those that were cached already.
+    A token arrives when the step that made it is done. index: which completion of its request it is.
+    prompt_tokens: its prompt's length; cached_tokens: of them, those that were cached already.
     """
 
     arrival: float
     prompt_tokens: int
     cached_tokens: int = 0
     tokens: list[float] = field(default_factory=list)
+    index: int = 0
 
     @property
     def ttft(self) -> float | None:
@@ -70,7 +74,7 @@ def percentile(ordered: Sequence[float], percent: float) -> float:
 
 @dataclass(frozen=True)
 class Summary:
-    """What some requests took together. seconds: from the first one's arrival to the last one's end."""
+    """What some requests took together. seconds: from the first one's arrival to the last token."""
 
     requests: int
     failed: int
@@ -85,13 +89,14 @@ class Summary:
 
     @classmethod
     def of(cls, times: Sequence[RequestTimes], *, failed: int, seconds: float) -> Summary:
-        """Of the requests that did not fail, of which `times` tells."""
+        """Of the completions that did not fail, of which `times` tells. The prompt of several counts once."""
+        firsts = [one for one in times if one.index == 0]
         return cls(
-            requests=len(times),
+            requests=len(firsts),
             failed=failed,
             seconds=seconds,
-            prompt_tokens=sum(one.prompt_tokens for one in times),
-            cached_tokens=sum(one.cached_tokens for one in times),
+            prompt_tokens=sum(one.prompt_tokens for one in firsts),
+            cached_tokens=sum(one.cached_tokens for one in firsts),
             output_tokens=sum(len(one.tokens) for one in times),
             ttft=Spread.of([one.ttft for one in times if one.ttft is not None]),
             tpot=Spread.of([one.tpot for one in times if one.tpot is not None]),
@@ -141,6 +146,54 @@ class Summary:
             cells = "".join(f"{_ms(value):>12}" for value in (spread.mean, spread.median, spread.p99))
             lines.append(f"{title:<28}{cells}")
         return "\n".join(lines)
+
+
+class Stopwatch:
+    """Notes when requests arrive and when their tokens do.
+
+    clock: seconds of a clock that only goes forward.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._arrivals: dict[str, float] = {}
+        self._times: dict[str, dict[int, RequestTimes]] = {}
+        self._failed: set[str] = set()
+        self._last = 0.0
+
+    def arrived(self, request_id: str) -> None:
+        """A request was handed to the engine."""
+        self._arrivals[request_id] = self._clock()
+
+    def seen(self, outputs: Sequence[RequestOutput]) -> None:
+        """A step is done, and gave these: tokens that were not there before arrive now."""
+        self._last = now = self._clock()
+        for output in outputs:
+            arrival = self._arrivals.get(output.request_id, now)
+            of_request = self._times.setdefault(output.request_id, {})
+            for one in output.outputs:
+                times = of_request.setdefault(
+                    one.index, RequestTimes(arrival, len(output.prompt_token_ids), index=one.index)
+                )
+                times.cached_tokens = output.cached_tokens
+                times.tokens += [now] * (len(one.token_ids) - len(times.tokens))
+                if one.finish_reason == "error":
+                    self._failed.add(output.request_id)
+
+    @property
+    def failed(self) -> int:
+        """Requests of which a completion ended in an error."""
+        return len(self._failed)
+
+    def times(self) -> list[RequestTimes]:
+        """Of every completion of the requests that did not fail."""
+        good = [of_request for name, of_request in self._times.items() if name not in self._failed]
+        return [one for of_request in good for one in of_request.values()]
+
+    def summary(self) -> Summary:
+        """Of all that was seen."""
+        seconds = self._last - min(self._arrivals.values(), default=self._last)
+        return Summary.of(self.times(), failed=self.failed, seconds=max(seconds, 0.0))
 
 
 def _ms(seconds: float | None) -> str:

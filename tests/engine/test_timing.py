@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from deepinfer.engine.timing import RequestTimes, Spread, Summary, percentile
+from deepinfer.engine.outputs import Completion, RequestOutput
+from deepinfer.engine.timing import RequestTimes, Spread, Stopwatch, Summary, percentile
 
 
 def test_times_of_one_request() -> None:
@@ -48,3 +49,28 @@ def test_a_summary_of_nothing_divides_by_nothing() -> None:
     summary = Summary.of([], failed=0, seconds=0.0)
     assert (summary.output_rate, summary.request_rate) == (0.0, 0.0)
     assert summary.as_text().splitlines()[-1].split() == ["end", "to", "end", "(ms)", "-", "-", "-"]
+
+
+def output(name: str, *tokens: int, error: str = "") -> RequestOutput:
+    reason = "error" if error else None
+    completions = [
+        Completion(index, token_ids=[7] * count, finish_reason=reason, error=error)
+        for index, count in enumerate(tokens)
+    ]
+    return RequestOutput(name, None, [1, 2, 3], completions, cached_tokens=2)
+
+
+def test_a_stopwatch_stamps_what_is_new_and_leaves_failures_out() -> None:
+    now = iter([0.0, 1.0, 3.0, 4.0, 6.0])
+    watch = Stopwatch(lambda: next(now))
+    watch.arrived("a")
+    watch.arrived("b")
+    watch.seen([output("a", 1, 0), output("b", 1)])  # at 3
+    watch.seen([output("a", 1, 1)])  # at 4: its first completion had nothing new
+    watch.seen([output("a", 3, 2), output("b", 1, error="no number")])  # at 6
+    summary = watch.summary()
+    assert (summary.requests, summary.failed, summary.seconds) == (1, 1, 6.0)
+    assert (summary.prompt_tokens, summary.cached_tokens, summary.output_tokens) == (3, 2, 5)
+    assert summary.ttft == Spread(3.5, 3.5, pytest.approx(3.99))
+    assert summary.itl.mean == pytest.approx((3 + 0 + 2) / 3)
+    assert Stopwatch().summary().seconds == 0

@@ -1,0 +1,91 @@
+"""`deepinfer ask`: continue one prompt, and print the text as it comes."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from typing import TYPE_CHECKING
+
+from deepinfer.cli.model_options import add_model_arguments, open_llm, tell, write_utf8
+from deepinfer.cli.prompt_text import prompt_of
+from deepinfer.cli.records import failures, record
+from deepinfer.cli.sampling_options import add_sampling_arguments, params_of_options, told
+from deepinfer.engine.sequence import Request
+from deepinfer.errors import DeepInferError, RequestFailed
+
+if TYPE_CHECKING:
+    from deepinfer.engine.llm import LLM
+    from deepinfer.engine.outputs import RequestOutput
+
+HELP = "continue a prompt, and print the text as it comes"
+
+EXAMPLES = """\
+examples:
+  deepinfer tiny tiny-model
+  deepinfer ask --model tiny-model --max-tokens 12 --temperature 0 "The quick brown fox"
+  deepinfer ask --model DIR --file prompt.txt
+  deepinfer ask --model DIR < prompt.txt
+
+The text alone goes to stdout, everything else to stderr. Prompts are UTF-8. Exit codes: 0 done; 1 usage; 2 the prompt
+or the checkpoint cannot be taken; 4 this machine cannot; 5 the request failed.
+"""
+DEFAULT_TOKENS = 128
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The verb's arguments."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = EXAMPLES
+    parser.add_argument("prompt", nargs="*", metavar="PROMPT", help='the text to continue; "-" or nothing: from stdin')
+    parser.add_argument("--file", metavar="FILE", help='a UTF-8 file with the prompt; "-": stdin')
+    parser.add_argument("--as-it-is", action="store_true", help="take a prompt that looks damaged, as ???? does")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON, alone on stdout, at its end")
+    add_sampling_arguments(parser, max_tokens=DEFAULT_TOKENS, several=False)
+    add_model_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Answer it. 0; RequestFailed where the request ended in an error of its own."""
+    params = params_of_options(args)
+    prompt = prompt_of(args.prompt, args.file, as_it_is=args.as_it_is)
+    write_utf8()
+    llm = open_llm(args)
+    started = time.perf_counter()
+    try:
+        output = _answer(llm, Request(prompt, params), shown=not args.json)
+    except DeepInferError:
+        raise
+    except (TypeError, ValueError) as problem:
+        raise told(problem, "the prompt") from problem
+    if args.json:
+        print(json.dumps(record(output), ensure_ascii=False, indent=2))
+    if failed := failures(output):
+        raise RequestFailed(f"the request failed: {failed[0]}", next_step="DEEPINFER_DEBUG=1 shows more")
+    done, seconds = output.outputs[0], time.perf_counter() - started
+    tell(args, f"{len(output.prompt_token_ids)} + {len(done.token_ids)} tokens in {seconds:.2f} s "
+         f"({len(done.token_ids) / seconds:.1f} tokens/s), ended by {_end(done.finish_reason, done.stop)}")  # fmt: skip
+    return 0
+
+
+def _answer(llm: LLM, request: Request, *, shown: bool) -> RequestOutput:
+    """The request's last output. Its text goes to stdout as it comes if `shown`, and a line end after it."""
+    written = 0
+    try:
+        for output in llm.stream([request]):
+            text = output.outputs[0].text
+            if shown and len(text) > written:
+                print(text[written:], end="", flush=True)
+                written = len(text)
+    finally:
+        if written:
+            print(flush=True)
+    if shown and not written:
+        print(flush=True)
+    return output
+
+
+def _end(reason: str | None, stop: str | int | None) -> str:
+    if reason != "stop" or stop is None:
+        return {"stop": "the model", "length": "--max-tokens or the model's length"}.get(reason or "", str(reason))
+    return f"the stop {'text' if isinstance(stop, str) else 'token'} {stop!r}"

@@ -1,0 +1,98 @@
+"""What `ask`, `generate` and `bench` refuse before a model is opened: exit codes, and messages that name it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from deepinfer import cli
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+ASK = ["ask", "--model", "nowhere"]
+LATENCY = ["bench", "latency", "--model", "nowhere"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["ask", "fox"], 1, "the following arguments are required: --model"),
+        ([*ASK, "two", "words"], 1, "2 prompts were given"),
+        ([*ASK, "--file", "f", "fox"], 1, "a prompt and --file were given"),
+        ([*ASK, ""], 2, "the prompt is empty"),
+        ([*ASK, "???? ?????"], 2, "seems to be damaged"),
+        ([*ASK, "caf\udcc3\udca9"], 2, "lone surrogate U+DCC3"),
+        ([*ASK, "--file", "absent.txt"], 2, "absent.txt cannot be read"),
+        ([*ASK, "--temperature", "-1", "fox"], 1, "temperature must be at least 0"),
+        ([*ASK, "--temperature", "nan", "fox"], 1, "temperature must be finite"),
+        ([*ASK, "--top-p", "1.5", "fox"], 1, "top_p must be between 0 and 1"),
+        ([*ASK, "--seed", str(2**63), "fox"], 1, "seed must be between"),
+        ([*ASK, "--max-tokens", "0", "fox"], 1, "max_tokens must be between 1"),
+        ([*ASK, "--max-tokens", "few", "fox"], 1, "--max-tokens: invalid int value: 'few'"),
+        ([*ASK, "--stop", "", "fox"], 1, "stop must not hold an empty text"),
+        ([*ASK, "--structure", "poem", "x", "fox"], 1, "structure.kind must be"),
+        ([*ASK, "--backend", "tritn", "fox"], 1, "invalid choice: 'tritn'"),
+        (["bench", "--model", "x"], 1, "latency|throughput"),
+        ([*LATENCY, "--batch-size", "0"], 1, "'0' is not a whole number of at least 1"),
+        ([*LATENCY, "--temperature", "-1"], 1, "temperature must be at least 0"),
+        (["generate", "--model", "nowhere", "--json"], 1, "--json needs --output FILE"),
+        (["generate", "--model", "nowhere", "--n", "0"], 1, "n must be between 1"),
+        (["generate", "--model", "nowhere", "--input", "absent.jsonl"], 2, "absent.jsonl cannot be read"),
+    ],
+)
+def test_refused(
+    arguments: list[str], code: int, said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(arguments) == code
+    seen = capsys.readouterr()
+    assert seen.out == "" and seen.err.startswith("error: ") and said in seen.err and "next step: " in seen.err
+
+
+def test_input_and_output_must_differ_and_bad_lines_leave_no_output(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text('{"prompt": "x", "max_tokens": 0}\n"fine"\n')
+    (tmp_path / "link").symlink_to(source)
+    command = ["generate", "--model", "nowhere", "--input", str(source), "--output"]
+    assert cli.main([*command, str(tmp_path / "link")]) == 1
+    assert "is both input and output" in capsys.readouterr().err
+    assert cli.main([*command, str(target)]) == 2
+    assert "line 1: max_tokens must be between" in capsys.readouterr().err
+    assert not target.exists()
+
+
+def test_where_all_is_answered_no_model_is_opened(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    from deepinfer.cli.jsonl_requests import parse_requests
+
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text('{"prompt": "x", "id": "a"}\n')
+    (request,) = parse_requests(source.read_bytes(), "in", {"max_tokens": 16})
+    target.write_text(json.dumps({"id": "a", "key": request.key}) + "\n")
+    command = ["generate", "--model", "nowhere", "--input", str(source), "--output", str(target)]
+    assert cli.main([*command, "--json"]) == 0
+    seen = capsys.readouterr()
+    assert "1 of 1 requests are answered already" in seen.err and json.loads(seen.out)["requests"] == 0
+    assert cli.main([*command, "--temperature", "0"]) == 2
+    assert "out.jsonl, line 1: it answers 'a' with another prompt or other sampling" in capsys.readouterr().err
+
+
+def test_a_prompt_through_a_locale_that_is_not_utf8(run_python: Run) -> None:
+    # As a machine without a UTF-8 locale has it; Python helps itself out of the C locale unless it is told not to.
+    locale = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    done = run_python("-m", "deepinfer", *ASK, "café", **locale)
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert "the locale's encoding is ascii" in done.stderr and "export LC_ALL=C.UTF-8" in done.stderr
+
+
+@pytest.mark.parametrize("verb", ["ask", "generate", "bench"])
+def test_help_is_plain_ascii(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([verb, "--help"]) == 0
+    seen = capsys.readouterr().out
+    assert seen.isascii() and f"deepinfer {verb} " in seen.partition("examples:")[2]
+    assert all(len(line) <= 120 for line in seen.splitlines())
