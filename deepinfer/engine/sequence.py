@@ -12,6 +12,7 @@ from deepinfer.engine.outputs import Completion, TokenLogprobs
 from deepinfer.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
+    from deepinfer.engine.detokenize import Detokenizer
     from deepinfer.structured_output import Matcher
 
 _numbers = itertools.count()
@@ -47,9 +48,10 @@ class Status(enum.Enum):
 class Sequence:
     """One completion on its way.
 
-    tokens: the prompt's `prompt_length` and those generated. completion: what the user gets of it. root: the hash
-    that its blocks' begin with. leader: the sequence of the same prompt whose prompt is computed first, so that this
-    one finds it cached. arrival: the order in which sequences came; the later one gives way.
+    tokens: the prompt's `prompt_length` and those generated. completion: what the user gets of it. arrival: the order
+    in which sequences came; the later one gives way. root: the hash that its blocks' begin with. stops: tokens that
+    end it. leader: the sequence of the same prompt whose prompt is computed first, so that this one finds it cached.
+    text, matcher: follow its text, and what its grammar allows.
 
     Of the scheduler: slot and blocks that it holds; cached, tokens whose keys are in them; prefilled, tokens that were
     known when it was admitted; hashes of its whole blocks, and how many of them are registered with the prefix cache;
@@ -62,7 +64,9 @@ class Sequence:
     arrival: int
     completion: Completion
     root: bytes
+    stops: frozenset[int] = frozenset()
     leader: Sequence | None = None
+    text: Detokenizer | None = None
     matcher: Matcher | None = None
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     status: Status = Status.WAITING

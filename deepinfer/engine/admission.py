@@ -1,0 +1,118 @@
+"""From a request to its sequences: all that can be wrong with it is told here, before anything is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from collections.abc import Sequence as Listed
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from deepinfer.cache.prefix import Context
+from deepinfer.engine.detokenize import Detokenizer
+from deepinfer.engine.outputs import Completion, RequestOutput
+from deepinfer.engine.sequence import Request, Sequence
+from deepinfer.engine.step import Limits
+from deepinfer.errors import InputError
+
+if TYPE_CHECKING:
+    from deepinfer.model.load import LoadedModel
+
+
+@dataclass(frozen=True)
+class Admission:
+    """What requests are judged by, and made into sequences with."""
+
+    loaded: LoadedModel
+    limits: Limits
+    context: Context
+
+    def admit(self, request: Request, arrivals: Iterator[int]) -> tuple[RequestOutput, list[Sequence]]:
+        """The output of a request, still empty, and the sequences that will fill it.
+
+        arrivals: numbers that go up.
+
+        Raises:
+            TypeError, ValueError: the prompt or a parameter cannot be taken; the message names it.
+            DeepInferError: what the request asks for is not installed.
+        """
+        params, tokens = request.params, self._tokens(request)
+        self._check(request, tokens)
+        root = replace(self.context, salt=request.salt).root()
+        ends = () if params.ignore_eos else self.loaded.stop_ids
+        tokenizer = self.loaded.tokenizer
+        sequences: list[Sequence] = []
+        for index in range(params.n):
+            completion = Completion(index, logprobs=None if params.logprobs is None else [])
+            sequences.append(
+                Sequence(
+                    request,
+                    list(tokens),
+                    len(tokens),
+                    next(arrivals),
+                    completion,
+                    root,
+                    stops=frozenset((*ends, *params.stop_token_ids)),
+                    leader=sequences[0] if sequences else None,
+                    text=Detokenizer(tokenizer, stop=params.stop, min_tokens=params.min_tokens) if tokenizer else None,
+                )
+            )
+        output = RequestOutput(
+            request.request_id,
+            request.prompt if isinstance(request.prompt, str) else None,
+            tokens,
+            [one.completion for one in sequences],
+        )
+        if params.prompt_logprobs is not None:
+            output.prompt_logprobs = sequences[0].prompt_logprobs = [None] * len(tokens)
+        return output, sequences
+
+    def _tokens(self, request: Request) -> list[int]:
+        if not isinstance(request.prompt, str):
+            return _listed(request.prompt)
+        if self.loaded.tokenizer is None:
+            raise InputError(
+                "the prompt is a text, and the model was loaded without a tokenizer",
+                next_step="give token ids, or a checkpoint folder with tokenizer.json",
+            )
+        # A text of nothing is no prompt, although the token that begins a text would be one.
+        return self.loaded.tokenizer.encode(request.prompt) if request.prompt else []
+
+    def _check(self, request: Request, tokens: Listed[int]) -> None:
+        params, config = request.params, self.loaded.config
+        if not tokens:
+            raise InputError("the prompt is empty", next_step="give at least one token")
+        if len(tokens) >= self.limits.length:
+            raise InputError(
+                f"the prompt has {len(tokens)} tokens, and prompt and output together may have {self.limits.length}",
+                cause="that is what the model, max_model_len or the cache's blocks allow",
+                next_step="shorten the prompt, or allow more",
+            )
+        for position, token in enumerate(tokens):
+            if token == config.image_token_id:
+                raise InputError(
+                    f"the prompt asks for an image: token {position} is {token}",
+                    cause="this engine takes no images",
+                    next_step="leave them out",
+                )
+            if not 0 <= token < config.vocab_size:
+                raise InputError(
+                    f"the prompt's token {position} is {token}: token ids are 0 to {config.vocab_size - 1}",
+                    cause="the prompt was made with another model's tokenizer",
+                )
+        if params.prompt_logprobs is not None and self.limits.truncation == "compact":
+            raise InputError(
+                "prompt_logprobs cannot be told with compact truncation, which leaves out a prompt's early rows",
+                next_step='open the model with truncation "off" or "mask"',
+            )
+        if params.stop and self.loaded.tokenizer is None:
+            raise InputError("stop needs texts, and the model was loaded without a tokenizer")
+
+
+def _listed(prompt: Listed[int]) -> list[int]:
+    """Token ids, each a whole number."""
+    if not isinstance(prompt, Listed) or isinstance(prompt, bytes):
+        raise TypeError(f"the prompt must be a text or a list of token ids, not {type(prompt).__name__}")
+    for token in prompt:
+        if isinstance(token, bool) or not isinstance(token, int):
+            raise TypeError(f"the prompt's token ids must be whole numbers, not {type(token).__name__} {token!r:.40}")
+    return list(prompt)

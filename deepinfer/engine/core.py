@@ -1,0 +1,166 @@
+"""The engine: requests in, steps, outputs out."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from deepinfer.engine.admission import Admission
+from deepinfer.engine.memory import EngineOptions, allocate
+from deepinfer.engine.outputs import FinishReason, RequestOutput
+from deepinfer.engine.runner import Drawn, Runner
+from deepinfer.engine.scheduler import Scheduler
+from deepinfer.engine.sequence import Request, Sequence, Status
+from deepinfer.engine.step import Step
+from deepinfer.errors import InputError
+
+if TYPE_CHECKING:
+    from deepinfer.model.load import LoadedModel
+
+
+@dataclass(frozen=True)
+class _Live:
+    """A request that is not done: what is told of it, and its sequences."""
+
+    output: RequestOutput
+    sequences: list[Sequence]
+
+
+class Engine:
+    """Answers requests with one model on one device, many at a time. Use it from one thread.
+
+    `add` takes a request, `step` computes the next token of those that run, `cancel` ends one early. What else is in
+    a batch changes no bit of a request's answer, nor do prefixes that were found or a preemption, with truncation off.
+    """
+
+    def __init__(self, loaded: LoadedModel, options: EngineOptions | None = None) -> None:
+        """
+        Raises:
+            DeepInferError: the caches do not fit, or a limit is asked for that cannot be kept.
+        """
+        self.loaded = loaded
+        memory = allocate(loaded.model, options or EngineOptions())
+        self.limits = memory.limits
+        self._admission = Admission(loaded, memory.limits, memory.context)
+        self._scheduler = Scheduler(memory.blocks, memory.slots, memory.limits)
+        self._runner = Runner(loaded.model, memory.caches)
+        self._live: dict[str, _Live] = {}
+        self._changed: dict[str, RequestOutput] = {}
+        self._arrivals = itertools.count()
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` has something to compute or to tell."""
+        return bool(self._live or self._changed)
+
+    def add(self, request: Request) -> str:
+        """Queue a request; returns its id.
+
+        Raises:
+            TypeError, ValueError: the prompt or a parameter cannot be taken; the message names it.
+            DeepInferError: what the request asks for is not installed.
+        """
+        name = request.request_id
+        if name in self._live or name in self._changed:
+            raise InputError(f"request_id {name!r} is that of a request that is not done", next_step="give another")
+        live = _Live(*self._admission.admit(request, self._arrivals))
+        self._live[name] = live
+        for sequence in live.sequences:
+            self._scheduler.add(sequence)
+        return name
+
+    def cancel(self, request_id: str) -> bool:
+        """End a request now; the next step tells of it, "cancelled", with what it has. False: none such is going on."""
+        live = self._live.get(request_id)
+        if live is None:
+            return False
+        for sequence in live.sequences:
+            self._finish(sequence, "cancelled")
+        return True
+
+    def step(self) -> list[RequestOutput]:
+        """Compute one step. Returns the outputs of the requests that got tokens or ended, by arrival.
+
+        An output is the request's own object, which goes on growing until it is `finished`: copy what is to be kept.
+        An exception leaves the engine usable: what the step was to compute is computed anew by the next one.
+        """
+        step = self._scheduler.schedule()
+        if step is not None:
+            for drawn in self._compute(step):
+                self._take(drawn)
+        changed, self._changed = list(self._changed.values()), {}
+        return changed
+
+    def _compute(self, step: Step) -> list[Drawn]:
+        """Run a step and keep the states that prefixes need."""
+        try:
+            found = self._runner.run(step)
+            for one in found:
+                if one.failed:
+                    self._fail(one.sequence)
+            self._runner.copy(self._scheduler.advance(step))
+        except BaseException:
+            self._scheduler.abandon(step)
+            raise
+        return found
+
+    def _fail(self, sequence: Sequence) -> None:
+        """A sequence alone fails: its blocks are not to be found by others, whose logits would be no numbers either."""
+        self._scheduler.forget_prefixes()
+        sequence.completion.error = (
+            f"no token can be drawn at position {len(sequence.tokens)}: the model's logits are no numbers there"
+        )
+        self._finish(sequence, "error")
+
+    def _take(self, drawn: Drawn) -> None:
+        """What a step gave a sequence: log-probabilities of its prompt, its next token, perhaps its end."""
+        sequence, token = drawn.sequence, drawn.token
+        if sequence.status is Status.FINISHED:
+            return
+        if sequence.prompt_logprobs is not None and drawn.prompt:
+            sequence.prompt_logprobs[drawn.first : drawn.first + len(drawn.prompt)] = drawn.prompt
+        if token is None:
+            return
+        live = self._live[sequence.request.request_id]
+        completion = sequence.completion
+        self._changed[sequence.request.request_id] = live.output
+        live.output.cached_tokens = live.sequences[0].reused or 0
+        sequence.tokens.append(token.token_id)
+        completion.token_ids.append(token.token_id)
+        if completion.logprobs is not None and token.logprob is not None:
+            completion.logprobs.append(token.logprob)
+        self._end(sequence, token.token_id)
+
+    def _end(self, sequence: Sequence, token: int) -> None:
+        """Take a token's text, and end the sequence if it is the last."""
+        completion, text = sequence.completion, sequence.text
+        ends = token in sequence.stops
+        if sequence.matcher is not None:
+            sequence.matcher.accept(token)
+            ends = ends or sequence.matcher.finished
+        if text is not None and token not in sequence.stops:
+            text.push(token)
+            completion.text = text.text
+            if text.stopped_by is not None:
+                return self._finish(sequence, "stop", text.stopped_by)
+        if ends:
+            return self._finish(sequence, "stop", token)
+        if sequence.generated >= sequence.params.max_tokens or len(sequence.tokens) >= self.limits.length:
+            return self._finish(sequence, "length")
+        return None
+
+    def _finish(self, sequence: Sequence, reason: FinishReason, stop: str | int | None = None) -> None:
+        """The sequence is done, unless it was already; what it held is free."""
+        if sequence.status is Status.FINISHED:
+            return
+        self._scheduler.remove(sequence)
+        completion, text = sequence.completion, sequence.text
+        if text is not None:
+            text.finish()
+            completion.text = text.text
+        completion.finish_reason, completion.stop = reason, stop
+        live = self._live[sequence.request.request_id]
+        self._changed[sequence.request.request_id] = live.output
+        if live.output.finished:
+            del self._live[sequence.request.request_id]
