@@ -80,8 +80,8 @@ class World:
     device: Device = field(default_factory=Device)
 
     def __post_init__(self) -> None:
-        self.managers = native.engine.BlockManager(self.blocks), native.engine.BlockManager(self.slots)
-        self.scheduler = Scheduler(*self.managers, self.limits)
+        managers = native.engine.BlockManager(self.blocks), native.engine.BlockManager(self.slots)
+        self.scheduler = Scheduler(*managers, self.limits)
 
     def arrive(self, tokens: Sequence[int], *, salt: str = "", leader: Sequence | None = None) -> Sequence:
         """A new sequence in the queue."""
@@ -110,11 +110,6 @@ class World:
             if chunk.last:
                 chunk.sequence.tokens.append(drawn(chunk.sequence.tokens))
         return step
-
-    def held(self) -> tuple[int, int]:
-        """How many blocks and slots are in use."""
-        blocks, slots = (manager.get_num_free_blocks() for manager in self.managers)
-        return self.blocks - 1 - blocks, self.slots - 1 - slots
 
 
 def drawn(tokens: list[int]) -> int:

@@ -47,7 +47,7 @@ def test_a_prompt_is_prefilled_in_chunks_that_end_at_whole_blocks_and_then_decod
         ([], [(600, 1)]),
         ([], [(601, 1)]),
     ]
-    assert one.generated == 3 and world.device.saved == 2 and world.held() == (5, 1)
+    assert one.generated == 3 and world.device.saved == 2 and world.scheduler.held == (5, 1)
 
 
 def test_without_prefix_caching_a_chunk_takes_what_it_may() -> None:
@@ -62,7 +62,7 @@ def test_what_is_done_gives_everything_back() -> None:
     world = World()
     sequences = [world.arrive(prompt(length, length)) for length in (1, 127, 128, 129, 300, 511)]
     run(world, sequences, 3)
-    assert world.held() == (0, 0)
+    assert world.scheduler.held == (0, 0)
     assert world.step() is None
 
 
@@ -78,7 +78,7 @@ def test_cancelling_while_waiting_in_the_prompt_and_in_decode() -> None:
     assert second.generated
     world.scheduler.remove(second)
     world.scheduler.remove(second)
-    assert world.held() == (0, 0) and world.step() is None
+    assert world.scheduler.held == (0, 0) and world.step() is None
 
 
 def test_a_prompt_that_came_before_is_found_up_to_its_last_whole_block() -> None:
@@ -182,7 +182,7 @@ def test_the_last_come_gives_way_and_ends_with_the_same_tokens() -> None:
     run(world, sequences, 300)
     assert [one.tokens for one in sequences] == expected
     assert sequences[0].preemptions == 0 and sequences[1].preemptions >= 1
-    assert world.held() == (0, 0)
+    assert world.scheduler.held == (0, 0)
 
 
 def test_nobody_overtakes_the_first_that_waits() -> None:
@@ -201,9 +201,9 @@ def test_a_step_that_was_given_up_is_computed_anew() -> None:
     assert step is not None
     world.device.states[one.slot] = -1
     world.scheduler.abandon(step)
-    assert one.status is Status.WAITING and world.held() == (0, 0)
+    assert one.status is Status.WAITING and world.scheduler.held == (0, 0)
     run(world, [one], 2)
-    assert one.reused == 0 and world.held() == (0, 0)
+    assert one.reused == 0 and world.scheduler.held == (0, 0)
 
 
 def test_truncation_leaves_the_kept_tokens_to_compute() -> None:

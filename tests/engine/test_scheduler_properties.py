@@ -83,7 +83,7 @@ class Traffic:
         assert [one.arrival for one in waiting] == sorted(one.arrival for one in waiting)
         assert all(not one.blocks and not one.slot for one in self.wanted if one not in running)
         places = {block for one in running for block in one.blocks}
-        assert self.world.held() == (len(places), len(running))
+        assert self.world.scheduler.held == (len(places), len(running))
         if step is None:
             assert not running and not waiting
             return
@@ -108,7 +108,7 @@ def test_any_traffic_ends_with_the_right_tokens_and_nothing_held(
         traffic.check(step)
         if step is None:
             break
-    assert traffic.world.held() == (0, 0)
+    assert traffic.world.scheduler.held == (0, 0)
     for one in traffic.wanted:
         assert one.status is Status.FINISHED
         for position in range(one.prompt_length, len(one.tokens)):
