@@ -16,7 +16,7 @@ IMAGE = f"targets {NAMES}; a glob means images only, the host has to be named (d
 COMPONENT = "components by name: globs and comma lists (default: all)"
 BASE = "auto: the vendor's image if it is here or can be pulled, else the replica; vendor; replica (default: auto)"
 REGISTRY = "HOST:PORT of a registry that has the vendors' images under their usual paths (default: the vendors' own)"
-JSON = "print JSON alone on stdout"
+JSON = "print JSON alone on stdout, of an error too"
 
 
 def _finish(code: int) -> None:
@@ -30,7 +30,7 @@ def plan(c: Context, image: str = "*", component: str = "*", base: str = "auto",
 
     Example: ./run plan --image 'fla*' --json
     """
-    with told_plainly():
+    with told_plainly(as_json=json):
         from build import verbs
 
         _finish(verbs.plan(image, component, one_of("base", base, verbs.BASES), as_json=json))
@@ -99,7 +99,7 @@ def inspect(c: Context, image: str = "*", base: str = "auto", registry: str = ""
 
     Example: ./run inspect --image flagtree --json
     """
-    with told_plainly():
+    with told_plainly(as_json=json):
         from build import verbs
 
         _finish(verbs.inspect(image, one_of("base", base, verbs.BASES), registry=registry, as_json=json))
@@ -122,7 +122,7 @@ def check(
 
     Example: ./run check --image host --gpus 2
     """
-    with told_plainly():
+    with told_plainly(as_json=json):
         from build import verbs
 
         _finish(
@@ -165,7 +165,7 @@ def publish(
 
     Example: ./run publish --image flagtree --registry registry.example.org:5000/team
     """
-    with told_plainly():
+    with told_plainly(as_json=json) as answer:
         from build.publish import verb
 
         request = verb.Request(
@@ -176,9 +176,8 @@ def publish(
             wheels=wheels,
             anyway=anyway,
             read_back=read_back,
-            as_json=json,
         )
-        _finish(verb.run(request))
+        _finish(verb.run(request, answer.give))
 
 
 @task(
@@ -205,7 +204,7 @@ def verify(
 
     Example: ./run verify flagtree
     """
-    with told_plainly():
+    with told_plainly(as_json=json):
         from build.attest import command
 
         path = folder("manifest", manifest)
@@ -229,7 +228,7 @@ def matrix(
 
     Example: ./run matrix --format github --image 'fla*'
     """
-    with told_plainly():
+    with told_plainly(as_json=format == "json"):
         from build.ci import command
 
         form, kind = one_of("format", format, command.FORMATS), one_of("base", base, command.BASES)
@@ -242,7 +241,7 @@ def doctor(c: Context, json: bool = False, online: bool = False) -> None:
 
     Example: ./run doctor
     """
-    with told_plainly():
+    with told_plainly(as_json=json):
         from build import doctor as rows
 
         _finish(rows.run(json=json, online=online))

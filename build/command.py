@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import select
 import signal
@@ -10,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from docker.errors import APIError, DockerException
 from invoke.exceptions import Exit
@@ -24,32 +25,55 @@ TROUBLE = (BuildError, CallFailed, DockerException, OSError)
 """What `as_build_error` can tell."""
 
 
+class Answer:
+    """The one JSON document of a verb with --json: its result, or the error that it ended with."""
+
+    def __init__(self, *, asked: bool) -> None:
+        self.asked = asked
+        self._given = False
+
+    def give(self, document: Any) -> None:
+        """Print the document, if JSON was asked for and nothing was given yet."""
+        if self.asked and not self._given:
+            self._given = True
+            print(json.dumps(document, indent=2, default=str), flush=True)
+
+
 @contextlib.contextmanager
-def told_plainly() -> Iterator[None]:
+def told_plainly(*, as_json: bool = False) -> Iterator[Answer]:
     """Turn failures into a message and an exit code; DEEPINFER_DEBUG=1 shows the traceback as well.
 
     SIGTERM ends the verb as Ctrl-C does: what it started in containers is taken along.
+
+    Args:
+        as_json: the verb prints JSON as the last thing it does, or through what is given here; a failure becomes JSON
+            as well: {"error": …, "exit_code": …}, with cause, log and next_step where there are any.
     """
+    answer = Answer(asked=as_json)
     before = signal.signal(signal.SIGTERM, _terminated)
     try:
-        yield
+        yield answer
     except TROUBLE as problem:
         if isinstance(problem, BrokenPipeError) and _nobody_reads():
             # Seen enough (`| head`). Python would complain once more when it flushes at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             raise Exit(code=_OF_SIGNAL + signal.SIGPIPE) from None
-        told = as_build_error(problem)
-        show_traceback()
-        print(told, file=sys.stderr)
+        told = told_of(problem)
+        answer.give(told.to_json())
         raise Exit(code=told.exit_code) from None
     except KeyboardInterrupt:
-        print("interrupted; what was finished is kept, a rerun does the rest", file=sys.stderr)
-        raise Exit(code=_OF_SIGNAL + signal.SIGINT) from None
+        raise _ended("interrupted", signal.SIGINT, answer) from None
     except _Terminated:
-        print("terminated; what was finished is kept, a rerun does the rest", file=sys.stderr)
-        raise Exit(code=_OF_SIGNAL + signal.SIGTERM) from None
+        raise _ended("terminated", signal.SIGTERM, answer) from None
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def _ended(how: str, number: signal.Signals, answer: Answer) -> Exit:
+    """Tell that a signal ended the verb."""
+    print(f"{how}; what was finished is kept, a rerun does the rest", file=sys.stderr)
+    answer.give({"error": how, "exit_code": _OF_SIGNAL + number})
+    return Exit(code=_OF_SIGNAL + number)
 
 
 def _nobody_reads() -> bool:
@@ -92,6 +116,14 @@ def as_build_error(problem: BuildError | CallFailed | DockerException | OSError)
             next_step="run the command again; `./run doctor` says whether the engine answers and has room",
         )
     return of_system(problem)
+
+
+def told_of(problem: BuildError | CallFailed | DockerException | OSError) -> BuildError:
+    """Tell a failure on stderr, with DEEPINFER_DEBUG=1 and its traceback; returns it as `as_build_error` does."""
+    told = as_build_error(problem)
+    show_traceback()
+    print(told, file=sys.stderr, flush=True)
+    return told
 
 
 def _container_went(problem: APIError) -> bool:

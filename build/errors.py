@@ -35,6 +35,11 @@ class BuildError(Exception):
             lines.append(f"  next step: {self.next_step}")
         return "\n".join(lines)
 
+    def to_json(self) -> dict[str, str | int]:
+        """What a verb with --json prints in place of its result: the same parts, those that are empty left out."""
+        parts = {"error": self.what, "cause": self.cause, "log": str(self.log or ""), "next_step": self.next_step}
+        return {**{name: text for name, text in parts.items() if text}, "exit_code": self.exit_code}
+
 
 class UsageError(BuildError):
     """The command line does not make sense."""

@@ -6,15 +6,18 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from build import outcome as outcomes_of
 from build import pipeline
 from build.bases.mirror import with_registry
-from build.command import TROUBLE, as_build_error, show_traceback
+from build.command import TROUBLE, told_of
+from build.containers import Engine
 from build.errors import NothingSelected, UsageError
 from build.gates.result import as_text
 from build.gpu.stage import as_table as stage_table
 from build.host import target as host
+from build.image.built import built_here
 from build.matrix.load import load_matrix
 from build.matrix.model import Matrix, Target
 from build.matrix.select import select
@@ -105,9 +108,7 @@ def _build_one(matrix: Matrix, target: Target, options: BuildOptions) -> Outcome
     try:
         return pipeline.build_target(matrix, target, options)
     except TROUBLE as problem:
-        show_traceback()
-        told = as_build_error(problem)
-        print(told, file=sys.stderr)
+        told = told_of(problem)
         return Outcome(target.name, "not possible", told.what.partition("\n")[0], failed_with=told.exit_code)
 
 
@@ -124,15 +125,25 @@ def inspect(image: str, base: str, *, registry: str = "", as_json: bool) -> int:
 
 
 def check(image: str, *, gpus: int, offline: Path | None, prefix: Path | None, as_json: bool) -> int:
-    """Run the gates, and with `gpus` the GPU stage, on what was built."""
+    """Run the gates, and with `gpus` the GPU stage, on what was built; returns the worst exit code.
+
+    What a glob selects and was not built here is left out, and said. A target that cannot be checked is told, and the
+    others are checked.
+    """
     matrix = load_matrix()
-    report = {}
-    code = 0
-    for target in _selected(matrix, image):
-        if target.kind == "host":
-            gates, stage = host.check(matrix, target, gpus=gpus, offline=offline, prefix=prefix)
-        else:
-            gates, stage = pipeline.check_image(matrix, target, gpus=gpus)
+    report: dict[str, Any] = {}
+    codes = [0]
+    for target in _built(_selected(matrix, image), image):
+        try:
+            if target.kind == "host":
+                gates, stage = host.check(matrix, target, gpus=gpus, offline=offline, prefix=prefix)
+            else:
+                gates, stage = pipeline.check_image(matrix, target, gpus=gpus)
+        except TROUBLE as problem:
+            told = told_of(problem)
+            report[target.name] = told.to_json()
+            codes.append(told.exit_code)
+            continue
         report[target.name] = {
             "gates": [gate.to_json() for gate in gates],
             "gpu": [row.to_json() for row in stage],
@@ -141,7 +152,14 @@ def check(image: str, *, gpus: int, offline: Path | None, prefix: Path | None, a
         if gpus:
             print(stage_table(stage), file=sys.stderr)
         if not (all(gate.ok for gate in gates) and all(row.ok for row in stage)):
-            code = 5
+            codes.append(5)
     if as_json:
         print(json.dumps(report, indent=2))
-    return code
+    return max(codes)
+
+
+def _built(targets: Sequence[Target], pattern: str) -> list[Target]:
+    """Those that are here, the host and what is named in any case."""
+    images = [target.name for target in targets if target.kind == "image"]
+    here = built_here(Engine.connect(), images, pattern) if images else []
+    return [target for target in targets if target.kind == "host" or target.name in here]

@@ -13,7 +13,7 @@ _NEXT = {
     "image": "this is not the image that was built: pull it again by its digest, or build it anew",
     "files": "files of the image were changed after it was built: pull it again by its digest, or build it anew",
     "artefacts": "the component was built again since: what is in the wheelhouse is not what is in the image",
-    "signature": "whoever signed this did not sign this manifest, or the key is another's",
+    "signature": "it was not signed, or not by the owner of this key; --sign signs it where it was built",
 }
 
 

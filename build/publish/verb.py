@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
@@ -12,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from build import known
-from build.command import TROUBLE, as_build_error, show_traceback
+from build.command import TROUBLE, told_of
 from build.containers import LABEL, Engine
-from build.errors import NothingSelected, UsageError
+from build.errors import UsageError
+from build.image.built import built_here
 from build.image.names import moving_tag
 from build.matrix.load import load_matrix
 from build.matrix.model import Matrix, Target
@@ -42,12 +42,11 @@ class Request:
     wheels: bool = False
     anyway: bool = False
     read_back: bool = False
-    as_json: bool = False
 
 
 @dataclass(frozen=True)
 class Row:
-    """How it ended with one image: what was done (as for --json) in a few words, or the error, with its exit code."""
+    """How it ended with one image: in a few words, and as for --json what was done, or the error with its exit code."""
 
     image: str
     told: str
@@ -57,15 +56,16 @@ class Row:
 
     def to_json(self) -> dict[str, Any]:
         """For `publish --json`."""
-        failed = {"image": self.image, "error": self.told, "exit_code": self.exit_code}
-        return failed if self.exit_code else dict(self.facts)
+        return {"image": self.image, **self.facts}
 
 
-def run(request: Request) -> int:
+def run(request: Request, give: Callable[[Any], None]) -> int:
     """Do it image by image; what is impossible with one is told, and the others are done. Returns the worst exit code.
 
-    Prints what was done as it is done, a table of all in the end where there are several, and with --json all of it,
-    what came before an interruption included.
+    Prints what was done as it is done, and a table of all in the end where there are several.
+
+    Args:
+        give: takes the rows for --json, those before an interruption too; it is not called where there are none.
     """
     where = _destination(request)
     rows: list[Row] = []
@@ -86,8 +86,8 @@ def run(request: Request) -> int:
     finally:
         if len(names) > 1:
             print(summary(rows, not_begun=names[len(rows) :]), file=sys.stderr, flush=True)
-        if request.as_json:
-            print(json.dumps([row.to_json() for row in rows], indent=2, default=str))
+        if rows:
+            give([row.to_json() for row in rows])
     return max(row.exit_code for row in rows)
 
 
@@ -105,11 +105,10 @@ def _publish_one(
         assert where is not None  # _destination saw to it
         return _told(publish_image(engine, release, where, patience=seconds, whole=request.read_back))
     except TROUBLE as problem:
-        show_traceback()
-        error = as_build_error(problem)
-        print(error, file=sys.stderr, flush=True)
+        error = told_of(problem)
         spent = round(time.monotonic() - start, 2)
-        return Row(target.name, error.what.partition("\n")[0], exit_code=error.exit_code, seconds=spent)
+        told = error.what.partition("\n")[0]
+        return Row(target.name, told, error.to_json(), exit_code=error.exit_code, seconds=spent)
 
 
 def summary(rows: Sequence[Row], *, not_begun: Sequence[str] = ()) -> str:
@@ -150,19 +149,9 @@ def _destination(request: Request) -> Location | None:
 
 
 def _targets(engine: Engine, matrix: Matrix, pattern: str) -> list[Target]:
-    """The selected images. What a glob selects and is not here is left out, and said; what is named has to be here."""
+    """The selected images; see `built_here`."""
     images = [name for name, target in matrix.targets.items() if target.kind == "image"]
-    named = {word.strip() for word in pattern.split(",")}
-    found = select(images, pattern, "image")
-    here = [name for name in found if name in named or engine.image_id(moving_tag(name)) is not None]
-    absent = [name for name in found if name not in here]
-    if absent:
-        print(f"note: not built here, and left out: {', '.join(absent)}", file=sys.stderr, flush=True)
-    if not here:
-        raise NothingSelected(
-            f"--image {pattern!r} selects no image that is here", next_step="./run build --image NAME"
-        )
-    return [matrix.targets[name] for name in here]
+    return [matrix.targets[name] for name in built_here(engine, select(images, pattern, "image"), pattern)]
 
 
 def _push_components(engine: Engine, matrix: Matrix, target: Target, where: Location) -> Row:

@@ -6,6 +6,8 @@ Started by the script `run` as a file, with a Python that may have nothing but i
 from __future__ import annotations
 
 import ast
+import contextlib
+import json
 import os
 import signal
 import sys
@@ -17,8 +19,8 @@ REPOSITORY = Path(__file__).resolve().parent.parent.parent
 if str(REPOSITORY) not in sys.path:
     sys.path.insert(0, str(REPOSITORY))
 
-from build.errors import BuildError, UsageError, of_system  # noqa: E402
-from build.setup.request import USAGE, Request, parse  # noqa: E402
+from build.errors import BuildError, EnvironmentCannot, UsageError, of_system  # noqa: E402
+from build.setup.request import USAGE, Request, asks_json, parse  # noqa: E402
 
 COMMAND_NOT_FOUND = 127
 
@@ -39,24 +41,30 @@ def main(argv: Sequence[str]) -> int:
                 next_step="set DEEPINFER_PYTHON to the Python that shall take the packs; for what the host target "
                 "takes from a folder of packs: ./run build --image host --offline DIR",
             )
-        found = _own_environment(request)
-        if isinstance(found, int):
-            return found
-        _go(request, *found)
+        _go(request, *_own_environment(request))
     except BuildError as problem:
-        print(problem, file=sys.stderr)
-        return problem.exit_code
+        return _told(problem, argv)
     except BrokenPipeError:  # of `| head`, which has seen enough; Python would complain when it flushes at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 128 + signal.SIGPIPE
     except OSError as problem:
+        with contextlib.suppress(OSError):  # stdout itself may be what cannot be written
+            _told(of_system(problem), argv)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        told = of_system(problem)
-        print(told, file=sys.stderr)
-        return told.exit_code
+        return EnvironmentCannot.exit_code
     except KeyboardInterrupt:
         print("interrupted; the next start puts right what was left half done", file=sys.stderr)
+        if asks_json(argv):
+            print(json.dumps({"error": "interrupted", "exit_code": 130}))
         return 130
+
+
+def _told(problem: BuildError, argv: Sequence[str]) -> int:
+    """Tell an error, on stdout too where the command line asks for JSON; returns the exit code."""
+    print(problem, file=sys.stderr)
+    if asks_json(argv):
+        print(json.dumps(problem.to_json(), indent=2), flush=True)
+    return problem.exit_code
 
 
 def _open_streams() -> None:
@@ -86,31 +94,28 @@ def _is_task(decorator: ast.expr) -> bool:
     return isinstance(called, ast.Name) and called.id == "task"
 
 
-def _own_environment(request: Request) -> tuple[Path, dict[str, str]] | int:
-    """Set up `.venv` and Docker as far as the request needs them; its Python, and the variables it runs with.
-
-    An exit code where something was refused and told already.
-    """
+def _own_environment(request: Request) -> tuple[Path, dict[str, str]]:
+    """Set up `.venv` and Docker as far as the request needs them; its Python, and the variables it runs with."""
     from build.setup import install
     from build.setup.environment import Environment
 
     environment = Environment(REPOSITORY)
+    refused = None
     if request.needs_docker or request.runs_image_tests:
         from build.setup import docker_engine
 
         refused = docker_engine.refused(may_install=request.may_install)
-        if refused is not None and not request.may_install:
-            print(refused, file=sys.stderr)  # and go on to what else is missing: all is told at once
-        elif refused is not None:  # now, and not after a long install
+        if refused is not None and request.may_install:  # now, and not after a long install
             if lacking := install.lacking(environment, request.sets):
                 print(lacking, file=sys.stderr)
             raise refused
-    else:
-        refused = None
-    if environment.missing(request.sets):
-        install.ensure(environment, request.sets, may_install=request.may_install)
+    missing = environment.missing(request.sets)
     if refused is not None:
-        return refused.exit_code
+        if not missing:
+            raise refused
+        print(refused, file=sys.stderr)  # and go on to what else is missing: all is told at once
+    if missing:
+        install.ensure(environment, request.sets, may_install=request.may_install)
     if request.builds_host and request.may_install:
         install.provide_compiler()
     path = f"{environment.python.parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import io
+import json
 import os
 import re
 import sys
@@ -27,6 +28,7 @@ if str(REPOSITORY) not in sys.path:
 
 from build.errors import BuildError, UsageError, of_system  # noqa: E402
 from build.setup import docker_engine  # noqa: E402
+from build.setup.request import asks_json  # noqa: E402
 
 
 class Verbs(Program):
@@ -34,6 +36,8 @@ class Verbs(Program):
 
     needs_engine = False
     """Whether Docker's engine has to answer before the verb runs."""
+    as_json = False
+    """Whether errors are printed on stdout as well, as JSON."""
 
     def create_config(self) -> None:
         """invoke's settings without those of the user and of the machine: no verb depends on them."""
@@ -58,6 +62,8 @@ class Verbs(Program):
             raise self._told(self._explain(problem)) from None
         except BuildError as problem:
             raise self._told(problem) from None
+        except OSError as problem:
+            raise self._told(of_system(problem)) from None
 
     def print_task_help(self, name: str) -> None:
         """What a verb does, with its example and its options."""
@@ -106,9 +112,10 @@ class Verbs(Program):
         near = difflib.get_close_matches(word, known, n=1)
         return f"{what}; did you mean {near[0]!r}?" if near else what
 
-    @staticmethod
-    def _told(problem: BuildError) -> Exit:
+    def _told(self, problem: BuildError) -> Exit:
         print(problem, file=sys.stderr)
+        if self.as_json:
+            print(json.dumps(problem.to_json(), indent=2))
         return Exit(code=problem.exit_code)
 
 
@@ -132,6 +139,7 @@ def main(needs: str, words: Sequence[str]) -> int:
     try:
         program = Verbs(name="./run", binary="./run", version="")
         program.needs_engine = needs == "with-engine"
+        program.as_json = asks_json(words)
         program.run(["./run", *words])
         sys.stdout.flush()
     except OSError as problem:

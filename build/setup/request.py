@@ -115,6 +115,12 @@ def parse(argv: Sequence[str]) -> Request:
     return Request(verb, tuple(words), may_install, folder, offline_first=offline is not None)
 
 
+def asks_json(words: Sequence[str]) -> bool:
+    """Whether a command line wants JSON on stdout, and so of an error too. It need not make sense otherwise."""
+    own = list(words)[: words.index("--")] if "--" in words else list(words)
+    return "--json" in own or _option(own, "--format") == "json"
+
+
 def _option(words: Sequence[str], *names: str) -> str:
     value = ""
     for index, word in enumerate(words):

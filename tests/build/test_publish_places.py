@@ -168,8 +168,9 @@ def test_an_image_that_was_tagged_by_hand_is_not_released() -> None:
     ],
 )
 def test_what_does_not_go_together_is_told_before_anything_is_done(request_: Request) -> None:
+    given: list[object] = []
     with pytest.raises(BuildError) as refused:
-        run(request_)
+        run(request_, given.append)
     assert refused.value.exit_code == 1 and refused.value.next_step
 
 
