@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
-import hashlib
 import json
 import shutil
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,128 +12,33 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from build.attest import command
 from build.attest.artefacts import artefact_rows
-from build.attest.evidence import Evidence, find_evidence, read_evidence
 from build.attest.facts import manifest_facts
-from build.attest.provenance import PREDICATE, Layers, make_provenance
-from build.attest.record import subject_of
-from build.attest.rows import Report, Row, as_text
-from build.attest.sbom import make_sbom
-from build.attest.signing import bundle_of, sign, signature_row
-from build.attest.verify import content_rows, image_rows, manifest_rows
+from build.attest.provenance import Layers, make_provenance
+from build.attest.verify import content_rows, manifest_rows
 from build.containers import LABEL
-from build.errors import EnvironmentCannot, GateFailed, NothingSelected, UsageError
+from build.errors import GateFailed
 from build.manifest import document_sha256
 from build.matrix.load import load_matrix
-from tests.image_stand_ins import base_facts, make_wheel
-
-IMAGE = "sha256:" + "b" * 64
-BASE = "sha256:" + "a" * 64
-GEMM, HELD = "cells[flagtree/deep_gemm]", "inspection.distributions"
-Edit = Callable[[dict[str, Any]], object]
-
-
-def digest(inputs: dict[str, str]) -> str:
-    return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
-
-
-def sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
-
-
-@dataclasses.dataclass
-class Ground:
-    """A manifest with its files in a folder, the cache that made it, and what its image holds."""
-
-    folder: Path
-    cache: Path
-    held: dict[str, Any]
-    labels: dict[str, str]
-
-    @property
-    def path(self) -> Path:
-        return self.folder / "manifest.json"
-
-    def evidence(self) -> Evidence:
-        return read_evidence(self.path)
-
-    def edit(self, change: Edit) -> Evidence:
-        made = json.loads(self.path.read_text())
-        change(made)
-        self.path.write_text(json.dumps(made))
-        return self.evidence()
+from tests.build.verify_ground import (
+    BASE,
+    GEMM,
+    HELD,
+    IMAGE,
+    Edit,
+    Ground,
+    all_rows,
+    make_ground,
+    sha256,
+    wrong,
+)
+from tests.image_stand_ins import base_facts
 
 
 @pytest.fixture
 def ground(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ground:
     monkeypatch.setenv("DEEPINFER_BUILD_CACHE", str(tmp_path / "cache"))
-    inputs, gemm = {"base": BASE}, {"torch": "2.11.0+cu130"}
-    key = digest(gemm)
-    wheel = make_wheel(
-        tmp_path / "cache" / "wheelhouse" / key, "deep_gemm", "2.8.2", {"deep_gemm/__init__.py": b"x = 1\n"}
-    )
-    document = {"schema": 1, "components": {"deep_gemm": {"key": key}}}
-    text = (json.dumps(document, indent=1, sort_keys=True) + "\n").encode()
-    labels = {
-        f"{LABEL}.image": "flagtree", f"{LABEL}.key": digest(inputs), f"{LABEL}.manifest": document_sha256(document),
-        "org.opencontainers.image.created": "2026-11-30T08:39:02Z",
-    }  # fmt: skip
-    held = {
-        "files": {
-            "/opt/deepinfer/image.json": {"sha256": sha256(text), "bytes": len(text), "mode": "0644"},
-            "/opt/deepinfer/site/deep_gemm/__init__.py": {"sha256": sha256(b"x = 1\n"), "bytes": 6, "mode": "0644"},
-            "/opt/deepinfer/site/other/__init__.py": {"sha256": "7" * 64, "bytes": 6, "mode": "0644"},
-        },
-        "distributions": [{"name": "torch", "version": "2.11.0", "folder": "/x", "expression": "", "licence": ""}],
-        "debian": [{"package": "libc6", "version": "2.41", "architecture": "amd64", "source": ""}],
-        "system": {"ID": "debian", "VERSION_ID": "13"},
-    }
-    manifest = {
-        "schema": 1, "image": "flagtree", "title": "FlagTree", "created": "2026-11-30T08:39:19Z", "image_id": IMAGE,
-        "image_key": digest(inputs), "image_inputs": inputs, "tags": ["deepinfer:x", "deepinfer:flagtree"],
-        "labels": labels, "document": document, "document_sha256": document_sha256(document),
-        "base": {"kind": "replica", "reference": "here:x", "image_id": BASE, "digest": BASE},
-        "inspection": base_facts().to_json(), "passed": True, "times": {"compile": 1.5},
-        "cells": [{
-            "cell": "flagtree/deep_gemm", "status": "built", "key": key, "inputs": gemm,
-            "source": {"pypi": "deepinfer-gemm", "version": "2.8.2", "sha256": "d" * 64},
-            "artefact": {"name": wheel.name, "bytes": wheel.stat().st_size, "sha256": sha256(wheel.read_bytes())},
-        }],
-    }  # fmt: skip
-    folder = tmp_path / "manifests"
-    folder.mkdir()
-    sbom = make_sbom(subject_of(manifest), held)
-    (folder / "x.cdx.json").write_text(sbom)
-    told = {"name": "x.cdx.json", "sha256": sha256(sbom.encode()), "format": "CycloneDX 1.6"}
-    statement = json.dumps(
-        make_provenance(
-            manifest, target=load_matrix().targets["flagtree"], inspection=base_facts(), sbom=told, engine="20.10",
-            layers=Layers(("sha256:1", "sha256:2"), 1),
-        )
-    )  # fmt: skip
-    (folder / "x.provenance.json").write_text(statement)
-    beside = {"name": "x.provenance.json", "sha256": sha256(statement.encode()), "format": PREDICATE}
-    (folder / "manifest.json").write_text(
-        json.dumps({**manifest, "attestations": {"sbom": told, "provenance": beside}})
-    )
-    return Ground(folder, tmp_path / "cache", held, labels)
-
-
-def all_rows(ground: Ground, evidence: Evidence) -> list[Row]:
-    from build.attest.sbom import files_of
-
-    listed = files_of(evidence.sbom.content) if evidence.sbom and evidence.sbom.content else {}
-    return [
-        *manifest_rows(evidence),
-        *image_rows(evidence.manifest, IMAGE, ground.labels),
-        *content_rows(evidence, ground.held, ground.labels, ""),
-        *artefact_rows(evidence.manifest, listed),
-    ]
-
-
-def wrong(rows: list[Row]) -> list[str]:
-    return [row.fact for row in rows if row.state == "differs"]
+    return make_ground(tmp_path)
 
 
 def test_nothing_differs_of_what_nobody_touched(ground: Ground) -> None:
@@ -285,29 +187,6 @@ def test_metadata_that_installers_write_anew_is_not_compared(ground: Ground) -> 
     assert wrong(artefact_rows(ground.evidence().manifest, listed)) == []
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"image_id": 1, "labels": {}, "cells": [], "inspection": 1}'])
-def test_a_file_that_is_no_manifest(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "m.json"
-    path.write_text(text)
-    with pytest.raises(GateFailed, match="is no manifest"):
-        read_evidence(path)
-
-
-@pytest.mark.parametrize("labels", [{}, {f"{LABEL}.image": "../x", f"{LABEL}.key": "c" * 64}, {f"{LABEL}.image": "x"}])
-def test_an_image_of_somebody_elses(labels: dict[str, str]) -> None:
-    with pytest.raises(EnvironmentCannot, match="does not say that it is an image of this project"):
-        find_evidence("debian:13", labels, None)
-
-
-def test_an_image_from_another_machine_says_which_file_to_bring(ground: Ground, tmp_path: Path) -> None:
-    with pytest.raises(EnvironmentCannot) as caught:
-        find_evidence("deepinfer:flagtree", ground.labels, None)
-    assert ground.labels[f"{LABEL}.key"][:12] in caught.value.next_step and "--manifest" in caught.value.next_step
-    assert find_evidence("x", ground.labels, ground.path).path == ground.path
-    shutil.copy(ground.path, ground.folder / f"{ground.labels[f'{LABEL}.key'][:12]}.json")
-    assert find_evidence("x", ground.labels, ground.folder).manifest["image"] == "flagtree"
-
-
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_any_edit_is_refused_or_found_and_never_a_traceback(ground: Ground, data: st.DataObject) -> None:
@@ -333,49 +212,5 @@ def test_any_edit_is_refused_or_found_and_never_a_traceback(ground: Ground, data
     assert bool(found) is not same
 
 
-def test_names_are_images_of_the_matrix_and_everything_else_dockers() -> None:
-    assert command.references("cpu") == ["deepinfer:cpu"]
-    assert command.references("fla*") == ["deepinfer:flagtree", "deepinfer:flagos"]
-    assert command.references("registry.example.org/deepinfer:x") == ["registry.example.org/deepinfer:x"]
-    assert command.references(IMAGE) == [IMAGE]
-    with pytest.raises(NothingSelected, match="flagtree"):
-        command.references("flagtre")
-    with pytest.raises(UsageError, match="of one image"):
-        command.run("fla*", manifest=Path("/x"), key="", sign=False, as_json=False)
-
-
-def test_the_report_names_values_and_what_to_do_and_does_not_flood() -> None:
-    rows = [Row("files", f"/opt/{n}", "differs", "sha256 a", "") for n in range(50)]
-    text = as_text(Report("deepinfer:x", IMAGE, "/m.json", (*rows, Row("image", "image id", "ok", note="as recorded"))))
-    assert "/opt/0: recorded sha256 a, found nothing" in text
-    assert "and 30 more" in text and "/opt/20:" not in text
-    assert "next step: files of the image were changed" in text and text.endswith("50 facts differ")
-    report = Report("x", IMAGE, "/m.json", tuple(rows))
-    assert len(report.to_json()["facts"]) == 50 and report.to_json()["ok"] is False
-
-
-def test_without_cosign_nothing_is_signed_and_no_signature_believed(
-    ground: Ground, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", "/nonexistent")
-    assert signature_row(ground.path, "").state == "not checked"
-    assert signature_row(ground.path, "cosign.pub").state == "differs", "a key is named and there is no signature"
-    with pytest.raises(UsageError, match="private key"):
-        sign(ground.path, "")
-    with pytest.raises(EnvironmentCannot, match="cosign is not installed, so nothing is signed"):
-        sign(ground.path, "cosign.key")
-    bundle_of(ground.path).write_text("{}")
-    assert "there is one" in signature_row(ground.path, "").note
-    with pytest.raises(EnvironmentCannot, match="cannot be checked"):
-        signature_row(ground.path, "cosign.pub")
-
-
 def test_manifest_facts_are_named_as_people_would(ground: Ground) -> None:
     assert "cells[flagtree/deep_gemm].artefact.sha256" in manifest_facts(ground.evidence().manifest)
-
-
-def test_what_is_fetched_from_a_registry_is_neither_named_nor_signed(tmp_path: Path) -> None:
-    name = "registry.example.org/team/deepinfer@sha256:" + "0" * 64
-    for manifest, sign_it in ((tmp_path, False), (None, True)):
-        with pytest.raises(UsageError, match="--registry fetches"):
-            command.run(name, manifest=manifest, key="", sign=sign_it, as_json=False, registry=True)
