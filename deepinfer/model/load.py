@@ -1,0 +1,168 @@
+"""From a folder to a model on a device.
+
+Weights are mapped from their files and brought to the device one by one: the host needs memory for the largest tensor
+only, and on a CPU for what is touched, which is the files' pages themselves but for the weights that are joined.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from deepinfer.config import ModelConfig, read_config
+from deepinfer.errors import CheckpointError, DeepInferError
+from deepinfer.loading.checkpoint import Checkpoint
+from deepinfer.loading.dummy import dummy_tensors
+from deepinfer.loading.inventory import inventory
+from deepinfer.model.model import KEEP_TOKENS, Model, Truncation
+from deepinfer.model.weights import Take, Weights, gather_weights
+from deepinfer.tokenizer import Tokenizer
+
+LoadFormat = Literal["auto", "dummy"]
+Progress = Callable[[int, int], None]
+"""Told (bytes of weights brought so far, bytes in all)."""
+_UNUSED = ("mtp.", "vision.", "aligner.", "image_")
+"""What no forward reads yet: the draft model and the image encoder. Examined with the rest, and not brought."""
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model, and what belongs to it.
+
+    tokenizer: None where dummy weights are for a folder without one. stop_ids: tokens that end an answer.
+    """
+
+    config: ModelConfig
+    model: Model
+    tokenizer: Tokenizer | None
+    stop_ids: tuple[int, ...]
+
+
+def load_model(
+    path: Path | str,
+    *,
+    device: torch.device | str,
+    load_format: LoadFormat = "auto",
+    engram_rows: int | None = None,
+    seed: int = 0,
+    truncation: Truncation = "off",
+    keep_tokens: int = KEEP_TOKENS,
+    max_positions: int | None = None,
+    progress: Progress | None = None,
+) -> LoadedModel:
+    """Read a checkpoint's folder: config.json, the tokenizer's files and the weights.
+
+    Args:
+        device: where weights go.
+        load_format: "auto" reads them; "dummy" makes seeded ones of the right formats, and needs config.json only.
+        engram_rows: keep so many rows of each n-gram table, for trials where they do not fit: tokens whose rows were
+            cut off read others, so that answers are not the model's.
+        seed: of dummy weights.
+        truncation, keep_tokens, max_positions: as `Model` takes them.
+
+    Raises:
+        ConfigError, CheckpointError, DeepInferError: the folder holds no model, not the whole of it, or one that
+            cannot be run or does not fit the device.
+        ValueError: an argument is not as said.
+    """
+    folder = Path(path)
+    if load_format not in ("auto", "dummy"):
+        raise ValueError(f"load_format must be auto or dummy, not {load_format!r}")
+    if engram_rows is not None and engram_rows < 1:
+        raise ValueError(f"engram_rows must be at least 1, not {engram_rows}")
+    config = read_config(folder)
+    with_tokenizer = load_format == "auto" or (folder / "tokenizer.json").exists()
+    tokenizer = Tokenizer(folder) if with_tokenizer else None
+    lookup = _lookup(config, tokenizer)
+    where = torch.device(device)
+    try:
+        if load_format == "dummy":
+            weights = _dummy(config, where, seed, engram_rows, progress)
+        else:
+            weights = _read(folder, config, where, engram_rows, progress)
+        model = Model(
+            *(config, weights),
+            lookup=lookup,
+            truncation=truncation,
+            keep_tokens=keep_tokens,
+            max_positions=max_positions,
+        )
+    except torch.OutOfMemoryError as problem:
+        raise DeepInferError(
+            f"the weights do not fit {where}: they take {_wanted(config) / 2**30:.0f} GiB",
+            cause="the model needs more GPUs, or another program holds the memory",
+            next_step="--engram-rows N leaves most of the n-gram tables out, for trials",
+        ) from problem
+    return LoadedModel(config, model, tokenizer, (tokenizer.eos_id,) if tokenizer is not None else ())
+
+
+def _lookup(config: ModelConfig, tokenizer: Tokenizer | None) -> torch.Tensor | None:
+    """Engram's vocabulary. Without a tokenizer, one of the right size."""
+    if config.engram is None:
+        return None
+    size = config.engram.compressed_vocab
+    if tokenizer is None:
+        return torch.arange(config.vocab_size) % size
+    found = tokenizer.lookup()
+    if int(found.max()) + 1 != size:
+        raise CheckpointError(
+            f"the tokenizer's compressed vocabulary has {int(found.max()) + 1} ids, and config.json says {size} "
+            "(engram_compressed_vocab_size)",
+            cause="tokenizer.json and config.json are of different models, or of different revisions of one",
+            next_step="fetch both again from the same place",
+        )
+    return found
+
+
+class _Counted:
+    """Tensors as they are taken, and the progress told."""
+
+    def __init__(self, config: ModelConfig, take: Take, engram_rows: int | None, progress: Progress | None) -> None:
+        self._take, self._engram_rows, self._progress = take, engram_rows, progress
+        self._done, self._all = 0, _wanted(config)
+
+    def __call__(self, name: str) -> torch.Tensor:
+        tensor = self._take(name)
+        self._done += tensor.nbytes
+        if self._engram_rows is not None and ".engram.embed." in name:
+            tensor = tensor[: self._engram_rows]
+        if self._progress is not None:
+            self._progress(self._done, self._all)
+        return tensor
+
+
+def _wanted(config: ModelConfig) -> int:
+    """Bytes of the weights that a forward reads."""
+    return sum(spec.bytes for name, spec in inventory(config).items() if not name.startswith(_UNUSED))
+
+
+def _read(
+    folder: Path, config: ModelConfig, device: torch.device, engram_rows: int | None, progress: Progress | None
+) -> Weights:
+    with Checkpoint.open(folder, config) as checkpoint:
+        weights = gather_weights(config, _Counted(config, checkpoint.take, engram_rows, progress), device)
+        checkpoint.left -= {name for name in checkpoint.left if name.startswith(_UNUSED)}
+        checkpoint.finish()
+    return weights
+
+
+def _dummy(
+    config: ModelConfig, device: torch.device, seed: int, engram_rows: int | None, progress: Progress | None
+) -> Weights:
+    made = dict(_made(config, device, seed, engram_rows))
+    return gather_weights(config, _Counted(config, made.pop, None, progress), device)
+
+
+def _made(
+    config: ModelConfig, device: torch.device, seed: int, engram_rows: int | None
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Dummy weights that a forward reads."""
+    return (
+        (name, tensor)
+        for name, tensor in dummy_tensors(config, seed, device, engram_rows=engram_rows)
+        if not name.startswith(_UNUSED)
+    )
