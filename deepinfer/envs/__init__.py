@@ -188,6 +188,7 @@ EP_JIT_NVCC_COMPILER = Foreign("EP_JIT_NVCC_COMPILER", "the nvcc that DeepEP cal
 DJ_JIT_NVCC_COMPILER = Foreign("DJ_JIT_NVCC_COMPILER", "the nvcc of DeepGEMM and DeepEP, where neither has its own")
 CC = Foreign("CC", "the C compiler that Triton calls at a first launch")
 NVCC_CCBIN = Foreign("NVCC_CCBIN", "the C++ compiler that nvcc calls")
+OMP_NUM_THREADS = Foreign("OMP_NUM_THREADS", "threads of PyTorch on the CPU; unset, a small model uses one")
 EP_DISABLE_GIN = Foreign("EP_DISABLE_GIN", "1: DeepEP uses NVLink only, no InfiniBand")
 
 GIVEN: tuple[Foreign, ...] = (
@@ -222,6 +223,7 @@ FOREIGN: tuple[Foreign, ...] = (
     Foreign("EP_SUPPRESS_NCCL_CHECK", "1: DeepEP does not check which NCCL is loaded"),
     CC,
     NVCC_CCBIN,
+    OMP_NUM_THREADS,
     Foreign("CUDA_VISIBLE_DEVICES", "which GPUs this process sees"),
     Foreign("LD_LIBRARY_PATH", "folders that the dynamic loader searches first"),
 )

@@ -15,12 +15,16 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
 import deepinfer
 from deepinfer import envs
+
+if TYPE_CHECKING:
+    from deepinfer import LLM
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "deepinfer"
@@ -113,6 +117,26 @@ def package_with_c(package: Path, built_c: Path) -> Path:
     """The same with deepinfer._C in it."""
     shutil.copy(built_c, package / "deepinfer" / built_c.name)
     return package
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny checkpoint, written once a session."""
+    pytest.importorskip("tokenizers", reason="tokenizers is absent: no text can be tokenised")
+    pytest.importorskip("safetensors", reason="safetensors is absent: no checkpoint can be written")
+    from deepinfer.loading.tiny import write_tiny
+
+    folder = tmp_path_factory.mktemp("tiny") / "model"
+    write_tiny(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_llm(tiny_folder: Path) -> LLM:
+    """The tiny checkpoint, opened once a session on the CPU."""
+    from deepinfer import LLM
+
+    return LLM(tiny_folder, device="cpu", backend="reference", max_num_seqs=8)
 
 
 assert Path(deepinfer.__file__).parent == PACKAGE, f"the tests would test {deepinfer.__file__}"

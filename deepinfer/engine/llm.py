@@ -1,0 +1,307 @@
+"""The engine for a program: open a checkpoint, give prompts, get texts."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, cast
+
+import torch
+
+from deepinfer import envs, platform
+from deepinfer.config import read_config
+from deepinfer.engine.core import Engine
+from deepinfer.engine.memory import EngineOptions
+from deepinfer.engine.outputs import Completion, RequestOutput
+from deepinfer.engine.sequence import Request
+from deepinfer.errors import CheckpointError, DeepInferError
+from deepinfer.model.load import LoadFormat, Progress, load_model
+from deepinfer.model.model import KEEP_TOKENS, Truncation
+from deepinfer.ops import dispatch
+from deepinfer.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from deepinfer.engine.timing import Stopwatch
+
+Prompt = str | Sequence[int]
+"""A text (the token that begins a sentence is put first) or token ids (taken as they are)."""
+Backend = Literal["triton", "reference"]
+_SMALL = 1024
+"""Hidden width up to which one thread is faster on a CPU: the others would wait longer than they work, and many times
+longer where something else runs as well.
+"""
+
+
+class LLM:
+    """A model that answers prompts. Use it from one thread.
+
+    Args:
+        folder: of the checkpoint: config.json, tokenizer files, weights.
+        device: "cuda", "cuda:N" or "cpu"; None: a GPU where the driver sees one.
+        backend: where kernels come from; None: DEEPINFER_OPS_BACKEND, else triton on a GPU and reference elsewhere.
+        load_format: "auto" reads the weights; "dummy" makes seeded ones of the right formats, from config.json alone.
+        engram_rows: keep so many rows of each n-gram table, for trials where they do not fit.
+        seed: of dummy weights.
+        truncation, keep_tokens: how prompts are shortened for the later layers, and what stays (model_spec 3.8).
+            "off" is exact.
+        max_model_len: tokens of prompt and output together; None: what model and memory allow.
+        max_num_seqs: completions that run at once.
+        chunk_tokens: tokens of prompts that one step computes; None: 2048, or 512 on a CPU.
+        blocks: cache blocks of 128 tokens; None: as many as fit.
+        memory_fraction: of a GPU's memory, for weights and caches together, where blocks is None.
+        prefix_caching: whether what prompts have in common is computed once.
+        progress: told (bytes of weights brought so far, bytes in all) while they are loaded.
+
+    Raises:
+        ValueError: an argument is not as said.
+        DeepInferError: the checkpoint or the machine is not fit; the message says what to do.
+
+    Example:
+        llm = LLM("tiny-model")
+        (output,) = llm.generate("The quick brown fox", SamplingParams(max_tokens=12))
+        print(output.outputs[0].text)
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        device: str | torch.device | None = None,
+        backend: Backend | None = None,
+        load_format: LoadFormat = "auto",
+        engram_rows: int | None = None,
+        seed: int = 0,
+        truncation: Truncation = "off",
+        keep_tokens: int = KEEP_TOKENS,
+        max_model_len: int | None = None,
+        max_num_seqs: int = 256,
+        chunk_tokens: int | None = None,
+        blocks: int | None = None,
+        memory_fraction: float = 0.9,
+        prefix_caching: bool = True,
+        progress: Progress | None = None,
+    ) -> None:
+        options = EngineOptions(
+            max_num_seqs=max_num_seqs,
+            chunk_tokens=chunk_tokens,
+            max_model_len=max_model_len,
+            blocks=blocks,
+            memory_fraction=memory_fraction,
+            prefix_caching=prefix_caching,
+        )
+        path = Path(folder)
+        if not path.is_dir():
+            raise CheckpointError(
+                f"{path} is no folder",
+                cause="a model is named by the folder that it was downloaded to" if not path.exists() else "",
+                next_step="give the folder with config.json in it; `deepinfer tiny DIR` writes one to try",
+            )
+        self.device = _device(device)
+        self._ops = _ops(backend, self.device)
+        small = self.device.type == "cpu" and read_config(path).hidden <= _SMALL
+        self._alone = small and not envs.read(envs.OMP_NUM_THREADS)
+        with self._settings():
+            loaded = load_model(
+                path,
+                device=self.device,
+                load_format=load_format,
+                engram_rows=engram_rows,
+                seed=seed,
+                truncation=truncation,
+                keep_tokens=keep_tokens,
+                progress=progress,
+            )
+            self.engine = Engine(loaded, options)
+        self.tokenizer = loaded.tokenizer
+        self.config = loaded.config
+        self._streaming = False
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens of a prompt and its output together."""
+        return self.engine.limits.length
+
+    @property
+    def backend(self) -> str:
+        """Where kernels come from."""
+        return self._ops.backend
+
+    def generate(
+        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> list[RequestOutput]:
+        """Answer prompts, together; returns one output for each, in their order.
+
+        Args:
+            prompts: one prompt, or a list of them.
+            params: for all of them, or a list with one for each; None: the defaults of SamplingParams.
+
+        Raises:
+            TypeError, ValueError: a prompt or a parameter cannot be taken; nothing was run then. The message names it.
+        """
+        requests = _requests(prompts, params)
+        last: dict[str, RequestOutput] = {}
+        for output in self.stream(requests, in_flight=len(requests)):
+            last[output.request_id] = output
+        return [last[request.request_id] for request in requests]
+
+    def stream(
+        self,
+        requests: Iterable[Request],
+        *,
+        in_flight: int | None = None,
+        refuse: bool = True,
+        watch: Stopwatch | None = None,
+    ) -> Iterator[RequestOutput]:
+        """Answer requests, and yield after each step an output for every request that it brought on.
+
+        An output holds all of its request so far; the last one of a request is `finished`. Requests are taken from
+        the iterable as there is room for them; leaving the iteration cancels what is not done.
+
+        Args:
+            requests: their ids have to differ.
+            in_flight: how many may be with the engine at once; None: four times as many as it runs.
+            refuse: raise where a request cannot be taken; False: it comes back at once, with an error.
+            watch: told of arrivals and outputs.
+
+        Raises:
+            TypeError, ValueError: with `refuse`, a request cannot be taken; those before it are cancelled.
+            RuntimeError: another stream of this object is being read.
+        """
+        if self._streaming:
+            raise RuntimeError("another stream of this LLM is being read: finish or close it first")
+        self._streaming = True
+        under_way: set[str] = set()
+        try:
+            left, more = iter(requests), True
+            limit = in_flight or 4 * self.engine.limits.sequences
+            while True:
+                while more and len(under_way) < limit:
+                    request = next(left, None)
+                    if request is None:
+                        more = False
+                    elif (refused := self._add(request, refuse, watch)) is None:
+                        under_way.add(request.request_id)
+                    else:
+                        yield refused
+                if not under_way:
+                    return
+                outputs = [one for one in self._step() if one.request_id in under_way]
+                if watch is not None:
+                    watch.seen(outputs)
+                for output in outputs:
+                    if output.finished:
+                        under_way.remove(output.request_id)
+                    yield output
+        finally:
+            self._streaming = False
+            for name in under_way:
+                self.engine.cancel(name)
+
+    def _add(self, request: Request, refuse: bool, watch: Stopwatch | None) -> RequestOutput | None:
+        """Hand a request to the engine. Returns what to tell of it where it is not taken, else None."""
+        try:
+            with self._settings():
+                self.engine.add(request)
+        except (TypeError, ValueError, DeepInferError) as problem:
+            if refuse:
+                raise
+            ids = [] if isinstance(request.prompt, str) else list(request.prompt)
+            text = request.prompt if isinstance(request.prompt, str) else None
+            failed = Completion(0, finish_reason="error", error=str(problem))
+            output = RequestOutput(request.request_id, text, ids, [failed])
+            if watch is not None:
+                watch.seen([output])
+            return output
+        if watch is not None:
+            watch.arrived(request.request_id)
+        return None
+
+    def _step(self) -> list[RequestOutput]:
+        with self._settings():
+            return self.engine.step()
+
+    @contextlib.contextmanager
+    def _settings(self) -> Iterator[None]:
+        """Kernels come from where this object was told, whatever others in this process use."""
+        threads = torch.get_num_threads()
+        with dispatch.using(self._ops):
+            if self._alone:
+                torch.set_num_threads(1)
+            try:
+                yield
+            finally:
+                torch.set_num_threads(threads)
+
+
+def _device(asked: str | torch.device | None) -> torch.device:
+    """The device to run on. DeepInferError: there is no such."""
+    if asked is None:
+        return torch.device("cuda:0" if platform.detect().kind == "cuda" else "cpu")
+    try:
+        device = torch.device(asked)
+    except RuntimeError as problem:
+        raise ValueError(f"device must be cuda, cuda:N or cpu, not {asked!r}") from problem
+    if device.type == "cpu":
+        return device
+    if device.type != "cuda":
+        raise ValueError(f"device must be cuda, cuda:N or cpu, not {asked!r}")
+    index = device.index or 0
+    machine = platform.detect()
+    if index >= len(machine.gpus):
+        raise DeepInferError(
+            f"there is no device {asked}",
+            cause=machine.reason or f"the driver sees {len(machine.gpus)} GPUs, counted from 0",
+            next_step="--device cpu runs on the processor; `deepinfer env` shows GPUs and driver",
+        )
+    return torch.device("cuda", index)
+
+
+def _ops(asked: Backend | None, device: torch.device) -> dispatch.Settings:
+    """Where kernels come from: as asked, else as the environment says, else what the device is fast with."""
+    backend = asked
+    if backend is None and not envs.OPS_BACKEND.is_set:
+        backend = "triton" if device.type == "cuda" else "reference"
+    chosen = dispatch.settings() if backend is None else dataclasses.replace(dispatch.settings(), backend=backend)
+    interpreted = envs.read(envs.TRITON_INTERPRET) not in ("", "0")
+    if chosen.backend == "triton" and device.type == "cpu" and not interpreted:
+        raise DeepInferError(
+            "the triton backend needs a GPU, and the model is to run on the CPU",
+            cause="--backend or DEEPINFER_OPS_BACKEND says triton",
+            next_step="--backend reference",
+        )
+    return chosen
+
+
+def _requests(
+    prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
+) -> list[Request]:
+    """Prompts and parameters, paired. TypeError, ValueError: they are no prompts, or not as many."""
+    if not isinstance(prompts, Sequence):
+        raise TypeError(f"prompts must be a text, a list of token ids, or a list of them, not {_kind(prompts)}")
+    single = isinstance(prompts, str) or (len(prompts) > 0 and all(map(_is_id, prompts)))
+    listed = cast("Sequence[Prompt]", [prompts] if single else prompts)
+    for index, prompt in enumerate(listed):
+        if not isinstance(prompt, str) and not (isinstance(prompt, Sequence) and all(map(_is_id, prompt))):
+            images = ": images are not supported yet" if isinstance(prompt, Mapping) else ""
+            raise TypeError(f"prompts[{index}] must be a text or a list of token ids, not {_kind(prompt)}{images}")
+    if params is None or isinstance(params, SamplingParams):
+        params = [params or SamplingParams()] * len(listed)
+    if len(params) != len(listed):
+        raise ValueError(f"params must be one for all, or one for each of the {len(listed)} prompts: {len(params)}")
+    for index, one in enumerate(params):
+        if not isinstance(one, SamplingParams):
+            raise TypeError(f"params[{index}] must be SamplingParams, not {_kind(one)}")
+    # Without a seed every prompt has a random one of its own, or the same prompts would get the same texts.
+    each = [one if one.seed is not None else dataclasses.replace(one) for one in params]
+    return [Request(prompt, one) for prompt, one in zip(listed, each, strict=True)]
+
+
+def _is_id(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _kind(value: object) -> str:
+    return f"{type(value).__name__} {value!r}"[:80]

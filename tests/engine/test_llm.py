@@ -1,0 +1,142 @@
+"""LLM: prompts in, outputs out, in order; what it refuses, and what is left when a stream is left."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from deepinfer import LLM, DeepInferError, SamplingParams
+from deepinfer.engine.llm import _requests
+from deepinfer.engine.sequence import Request
+from deepinfer.engine.timing import Stopwatch
+from deepinfer.loading.tiny import VOCABULARY
+
+GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+
+
+def test_outputs_come_in_the_order_of_prompts_and_each_is_that_of_its_prompt_alone(tiny_llm: LLM) -> None:
+    prompts: list[str | list[int]] = ["The quick brown fox", [0, 7, 9], "Ein schöner Tag"]
+    params = [GREEDY, SamplingParams(seed=5, max_tokens=4, ignore_eos=True), SamplingParams(seed=6, n=2, max_tokens=3)]
+    together = tiny_llm.generate(prompts, params)
+    assert [one.prompt for one in together] == [prompts[0], None, prompts[2]]
+    assert together[1].prompt_token_ids == prompts[1]
+    assert [len(one.outputs) for one in together] == [1, 1, 2]
+    assert len(together[0].outputs[0].token_ids) == 6 and len(together[1].outputs[0].token_ids) == 4
+    assert all(one.finished for one in together)
+    for prompt, its, output in zip(prompts, params, together, strict=True):
+        (alone,) = tiny_llm.generate(prompt, its)
+        assert alone.outputs == output.outputs
+    assert "token_ids=[" in repr(together[0])
+
+
+def test_one_prompt_or_none(tiny_llm: LLM) -> None:
+    assert tiny_llm.generate([]) == []
+    (text,) = tiny_llm.generate("fox", GREEDY)
+    (ids,) = tiny_llm.generate(text.prompt_token_ids, GREEDY)
+    assert ids.outputs[0].token_ids == text.outputs[0].token_ids
+
+
+def test_without_a_seed_each_prompt_has_its_own_and_with_one_they_share_it() -> None:
+    seeds = [one.params.seed_in_effect for one in _requests(["x", "x", [1]], SamplingParams())]
+    assert len(set(seeds)) == 3
+    assert [one.params.seed_in_effect for one in _requests(["x", "y"], SamplingParams(seed=3))] == [3, 3]
+
+
+@pytest.mark.parametrize(
+    ("prompts", "params", "said"),
+    [
+        (7, None, "prompts must be a text"),
+        ([7.5], None, r"prompts\[0\] must be a text or a list of token ids, not float"),
+        (["x", {"prompt": "x", "image": "y"}], None, r"prompts\[1\] must be .* images are not supported yet"),
+        ([[True]], None, r"prompts\[0\] must be"),
+        (["x", "y"], [SamplingParams()], "each of the 2 prompts: 1"),
+        (["x"], ["y"], r"params\[0\] must be SamplingParams"),
+        ("", None, "empty"),
+        (["x", []], None, "empty"),
+        ([[0, VOCABULARY]], None, str(VOCABULARY)),
+        ([[-1]], None, "-1"),
+        ([[5] * 5000], None, "5000"),
+    ],
+)
+def test_what_cannot_be_taken_is_named_and_nothing_is_left(tiny_llm: LLM, prompts: Any, params: Any, said: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=said):
+        tiny_llm.generate(prompts, params)
+    tiny_llm.engine.step()
+    assert not tiny_llm.engine.has_work
+
+
+def test_a_stream_grows_and_a_watch_sees_it(tiny_llm: LLM) -> None:
+    watch = Stopwatch()
+    lengths = [len(one.outputs[0].token_ids) for one in tiny_llm.stream([Request("fox", GREEDY)], watch=watch)]
+    assert lengths == [1, 2, 3, 4, 5, 6]
+    summary = watch.summary()
+    assert (summary.requests, summary.failed, summary.output_tokens) == (1, 0, 6)
+    (times,) = watch.times()
+    assert times.arrival < times.tokens[0] < times.tokens[-1]
+
+
+def test_leaving_a_stream_cancels_what_is_not_done(tiny_llm: LLM) -> None:
+    for output in tiny_llm.stream([Request(f"prompt {number}", GREEDY) for number in range(3)]):
+        assert not output.finished
+        break
+    tiny_llm.engine.step()
+    assert not tiny_llm.engine.has_work
+    assert len(tiny_llm.generate("fox", GREEDY)[0].outputs[0].token_ids) == 6
+
+
+def test_one_stream_at_a_time(tiny_llm: LLM) -> None:
+    stream = tiny_llm.stream([Request("fox", GREEDY)])
+    next(stream)
+    with pytest.raises(RuntimeError, match="another stream"):
+        tiny_llm.generate("fox", GREEDY)
+    assert [one.finished for one in stream][-1]
+
+
+def test_a_refused_request_comes_back_and_the_others_go_on(tiny_llm: LLM) -> None:
+    asked = [Request([VOCABULARY], GREEDY, "bad"), Request("", GREEDY, "empty"), Request("fox", GREEDY, "good")]
+    watch = Stopwatch()
+    done = {
+        one.request_id: one.outputs[0]
+        for one in tiny_llm.stream(asked, in_flight=1, refuse=False, watch=watch)
+        if one.finished
+    }
+    assert [done[name].finish_reason for name in ("bad", "empty", "good")] == ["error", "error", "length"]
+    assert str(VOCABULARY) in done["bad"].error and "empty" in done["empty"].error
+    assert (watch.summary().requests, watch.failed) == (1, 2)
+
+
+def test_it_leaves_the_threads_of_its_process_as_they_are(tiny_llm: LLM) -> None:
+    before = torch.get_num_threads()
+    tiny_llm.generate("fox", GREEDY)
+    assert torch.get_num_threads() == before
+
+
+def test_models_and_devices_that_are_not_there(tiny_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(DeepInferError, match="is no folder"):
+        LLM("deepseek-ai/DeepSeek-V4.1-Flash")
+    with pytest.raises(DeepInferError, match=r"config\.json"):
+        LLM(tmp_path)
+    with pytest.raises(ValueError, match="device must be"):
+        LLM(tiny_folder, device="gpu")
+    with pytest.raises(DeepInferError, match="there is no device cuda:99"):
+        LLM(tiny_folder, device="cuda:99")
+    with pytest.raises(ValueError, match="max_num_seqs must be"):
+        LLM(tiny_folder, max_num_seqs=0)
+    with pytest.raises(ValueError, match="load_format must be"):
+        LLM(tiny_folder, device="cpu", load_format="fast")  # type: ignore[arg-type]
+    with pytest.raises(DeepInferError, match="triton backend needs a GPU") as told:
+        LLM(tiny_folder, device="cpu", backend="triton")
+    assert told.value.next_step == "--backend reference"
+
+
+def test_dummy_weights_need_config_json_alone_and_take_token_ids(tiny_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes((tiny_folder / "config.json").read_bytes())
+    llm = LLM(tmp_path, device="cpu", backend="reference", load_format="dummy", max_num_seqs=2, max_model_len=64)
+    assert llm.max_model_len == 64
+    (output,) = llm.generate([0, 5, 9], SamplingParams(temperature=0, max_tokens=3))
+    assert len(output.outputs[0].token_ids) == 3 and output.outputs[0].text == ""
+    with pytest.raises((ValueError, DeepInferError), match="token"):
+        llm.generate("fox")
