@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -21,6 +21,14 @@ BLOCK = 128
 BLOCKS = 40
 FEW_CANDIDATES = 8
 """Blocks of candidates, 64 entries, in place of the tiny model's 512: short prompts then go beyond them."""
+
+
+def single_thread() -> Iterator[None]:
+    """For a fixture. The products are small: threads that wait for each other cost more than they give."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @functools.cache

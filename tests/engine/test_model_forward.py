@@ -8,8 +8,6 @@ differ.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -27,17 +25,11 @@ from tests.engine.model_runs import (
     model,
     prompt,
     run,
+    single_thread,
     tensors,
 )
 
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """The products are small: threads that wait for each other cost more than they give."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+one_thread = pytest.fixture(autouse=True, scope="module")(single_thread)
 
 
 def oracle(tokens: list[int], candidates: int, sums: str = "fp64", forced: OracleForced | None = None) -> Output:

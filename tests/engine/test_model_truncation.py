@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -22,6 +21,7 @@ from tests.engine.model_runs import (
     model,
     prompt,
     run,
+    single_thread,
     tensors,
 )
 
@@ -29,13 +29,7 @@ KEEP = 40
 LENGTH = 150
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """The products are small: threads that wait for each other cost more than they give."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+one_thread = pytest.fixture(autouse=True, scope="module")(single_thread)
 
 
 def truncated(mode: str, keep: int = KEEP) -> Model:

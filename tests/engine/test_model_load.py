@@ -1,0 +1,95 @@
+"""From a folder to a model (model_spec 2)."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from deepinfer.errors import CheckpointError, ConfigError
+from deepinfer.loading.tiny import VOCABULARY, tiny_config, write_tiny
+from deepinfer.model.load import LoadedModel, load_model
+from deepinfer.model.model import Model
+from deepinfer.model.weights import gather_weights
+from tests.engine.model_runs import Story, caches, config, forward, prompt, single_thread, tensors
+
+pytest.importorskip("safetensors", reason="safetensors is absent: no checkpoint can be read")
+pytest.importorskip("tokenizers", reason="tokenizers is absent: a checkpoint's tokenizer cannot be read")
+
+one_thread = pytest.fixture(autouse=True, scope="module")(single_thread)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("model") / "tiny"
+    write_tiny(found)
+    return found
+
+
+@pytest.fixture
+def config_alone(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text(json.dumps(tiny_config()), encoding="utf-8")
+    return tmp_path
+
+
+def logits(loaded: LoadedModel) -> torch.Tensor:
+    return forward(loaded.model, caches(), [Story(prompt(40)).rows(40)])
+
+
+def test_a_checkpoint_gives_the_model_of_its_tensors(folder: Path) -> None:
+    told: list[tuple[int, int]] = []
+    loaded = load_model(folder, device="cpu", progress=lambda done, of: told.append((done, of)))
+    assert loaded.tokenizer is not None and loaded.stop_ids == (loaded.tokenizer.eos_id,)
+    assert loaded.config == config() and loaded.model.max_positions == 4096
+    assert told[-1][0] == told[-1][1] == max(told)[0] and told[0][0] > 0
+    assert not any(name.startswith("mtp.") for name in vars(loaded.model.weights))
+    weights = gather_weights(config(), tensors().__getitem__, "cpu")
+    assert logits(loaded).equal(
+        logits(LoadedModel(config(), Model(config(), weights, lookup=loaded.tokenizer.lookup()), None, ()))
+    )
+
+
+def test_dummy_weights_need_the_configuration_alone(config_alone: Path, folder: Path) -> None:
+    loaded = load_model(config_alone, device="cpu", load_format="dummy")
+    assert loaded.tokenizer is None and loaded.stop_ids == ()
+    vocabulary = loaded.model.vocabulary
+    assert vocabulary is not None and len(vocabulary.table) == VOCABULARY
+    assert logits(loaded).isfinite().all()
+    assert load_model(folder, device="cpu", load_format="dummy").tokenizer is not None
+    other = load_model(config_alone, device="cpu", load_format="dummy", seed=1)
+    assert not logits(other).equal(logits(loaded))
+
+
+def test_ngram_tables_can_be_cut(folder: Path, config_alone: Path) -> None:
+    whole = load_model(folder, device="cpu")
+    for path, load_format in ((folder, "auto"), (config_alone, "dummy")):
+        cut = load_model(path, device="cpu", load_format=load_format, engram_rows=100)  # type: ignore[arg-type]
+        for layer in (1, 4):
+            own = cut.model.weights.layers[layer].engram
+            assert own is not None and own.table.shape == (100, 32) and own.table_scales.shape == (100, 1)
+        assert logits(cut).isfinite().all() and not logits(cut).equal(logits(whole))
+    assert logits(load_model(folder, device="cpu", engram_rows=10**9)).equal(logits(whole))
+
+
+def test_what_is_no_model_is_told(folder: Path, tmp_path: Path, config_alone: Path) -> None:
+    with pytest.raises(CheckpointError, match="tokenizer"):
+        load_model(config_alone, device="cpu")
+    with pytest.raises(ConfigError):
+        load_model(tmp_path / "nowhere", device="cpu")
+    with pytest.raises(ValueError, match="load_format"):
+        load_model(folder, device="cpu", load_format="some")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="engram_rows"):
+        load_model(folder, device="cpu", engram_rows=0)
+
+
+def test_another_models_tokenizer_is_refused(folder: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(folder, other)
+    values = json.loads((other / "config.json").read_text(encoding="utf-8"))
+    values["text_config"]["engram_compressed_vocab_size"] += 1
+    (other / "config.json").write_text(json.dumps(values), encoding="utf-8")
+    with pytest.raises(CheckpointError, match="431 ids, and config"):
+        load_model(other, device="cpu")
