@@ -83,13 +83,11 @@ def _from_debootstrap(suite: str, target: Path) -> None:
     prefix = f".part-{suite}-"
     for stale in target.parent.glob(f"{prefix}*"):  # of a run that was killed; the lock is ours
         shutil.rmtree(stale)
-    # In mount points of its own: debootstrap's /proc goes away with it, even when it is killed.
-    alone = ["unshare", "--mount", "--propagation", "private"] if shutil.which("unshare") else []
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=prefix) as scratch:
         tree = Path(scratch) / suite
         log = cache.folder("logs") / f"debootstrap-{suite}.log"
         try:
-            call(*alone, "debootstrap", "--variant=minbase", suite, tree, mirrors()[0], log=log)
+            _debootstrap(suite, tree, log)
         except CallFailed as failed:
             raise EnvironmentCannot(
                 f"debootstrap of {suite} failed",
@@ -99,6 +97,22 @@ def _from_debootstrap(suite: str, target: Path) -> None:
             ) from failed
         with cache.atomic_path(target) as part:
             archives.pack_folder(tree, part, leave_out=_leave_out)
+
+
+def _debootstrap(suite: str, tree: Path, log: Path) -> None:
+    # In mount points of its own: debootstrap's /proc goes away with it, even when it is killed.
+    alone = ["unshare", "--mount", "--propagation", "private"] if shutil.which("unshare") else []
+    if not re.search(r"\s", str(tree)):
+        call(*alone, "debootstrap", "--variant=minbase", suite, tree, mirrors()[0], log=log)
+        return
+    if not alone:
+        raise EnvironmentCannot(
+            f"debootstrap takes no path with a space: {tree.parent}",
+            next_step="install util-linux, or set DEEPINFER_BUILD_CACHE to a folder without a space in its path",
+        )
+    with tempfile.TemporaryDirectory(prefix="deepinfer-rootfs-", dir="/tmp") as place:
+        script = 'mount --bind "$1" "$2" && exec debootstrap --variant=minbase "$3" "$2/$3" "$4"'
+        call(*alone, "sh", "-c", script, "sh", tree.parent, place, suite, mirrors()[0], log=log)
 
 
 def _command(suite: str, folder: str) -> str:
