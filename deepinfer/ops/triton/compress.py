@@ -17,14 +17,17 @@ from deepinfer.ops.dispatch import Kernel
 from deepinfer.ops.launch import cdiv, launch, next_power_of_2
 from deepinfer.ops.triton.quantize import narrow
 
+_EACH = 256
+"""Columns of a warp."""
+
 
 @triton.jit
 def _mixed(score0, latent0, score1, latent1):
     """The two latents weighted by the softmax of the two scores."""
     largest = tl.maximum(score0, score1)
     weight0, weight1 = tl.exp(score0 - largest), tl.exp(score1 - largest)
-    total = weight0 + weight1
-    return latent0 * (weight0 / total) + latent1 * (weight1 / total)
+    share = 1.0 / (weight0 + weight1)
+    return latent0 * (weight0 * share) + latent1 * (weight1 * share)
 
 
 @triton.jit
@@ -291,9 +294,9 @@ def compress_and_update_state_decode_tl(DIM: int, COMPRESS_RATIO: int) -> Kernel
 
 
 def _tile(dim: int) -> tuple[int, int]:
-    """Columns and warps of a program: 16 bytes a thread."""
+    """Columns and warps of a program: 32 bytes of each part a thread, or what is the same for a row takes longer."""
     columns = min(max(next_power_of_2(dim), 128), 1024)
-    return columns, columns // 128
+    return columns, max(columns // _EACH, 1)
 
 
 def _strides(score: torch.Tensor, latent: torch.Tensor, state: torch.Tensor) -> tuple[int, tuple[int, ...]]:

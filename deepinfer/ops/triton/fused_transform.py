@@ -45,12 +45,20 @@ def _transform(
     ROWS: tl.constexpr, WIDTH: tl.constexpr, LEVELS: tl.constexpr,
 ):  # fmt: skip
     first = tl.program_id(0) * ROWS
-    row = first + tl.arange(0, ROWS)[:, None]
+    mine = tl.arange(0, ROWS)[:, None]
+    row = first + mine
     column = tl.arange(0, WIDTH)[None, :]
-    live = row < rows
-    token = row // HEADS
-    at = x + token.to(tl.int64) * x_n + (row % HEADS).to(tl.int64) * x_h
-    to = out_bf16 + row.to(tl.int64) * WIDTH + column
+    # Heads of one token: what is the token's, every thread has once and not for each of its rows, and none is missing.
+    TOGETHER: tl.constexpr = HEADS % ROWS == 0
+    if TOGETHER:
+        live = tl.full((ROWS, 1), True, tl.int1)
+        token = first // HEADS
+        at = x + token.to(tl.int64) * x_n + (first % HEADS).to(tl.int64) * x_h + mine.to(tl.int64) * x_h
+    else:
+        live = row < rows
+        token = row // HEADS
+        at = x + token.to(tl.int64) * x_n + (row % HEADS).to(tl.int64) * x_h
+    to = out_bf16 + first.to(tl.int64) * WIDTH + mine * WIDTH + column
     value = tl.load(at + column, mask=live, other=0.0)
     w = widen(value)
     if NORM:
@@ -59,7 +67,11 @@ def _transform(
     if BF16 == "norm":
         tl.store(to, narrow(w), mask=live)
     if ROPE:
-        position = one_a_row(positions, first, rows, HEADS, ROWS).to(tl.int64)
+        if TOGETHER:
+            # Of as many rows as the values: a row of the tables alone would be spread over the threads otherwise.
+            position = tl.load(positions + token).to(tl.int64) + mine * 0
+        else:
+            position = one_a_row(positions, first, rows, HEADS, ROWS).to(tl.int64)
         turned = (position >= 0) & (position < table_rows)
         cos_row, sin_row = cos + position * cos_stride, sin + position * sin_stride
         if NEOX:

@@ -13,6 +13,43 @@ from deepinfer.ops.launch import cdiv, launch, next_power_of_2
 from deepinfer.ops.triton.index_math import floor_mod, tile
 
 
+@triton.jit
+def _split(inside, BLOCK_SIZE: tl.constexpr, SHIFT: tl.constexpr):
+    """(inside / BLOCK_SIZE, inside % BLOCK_SIZE) of numbers that are not negative."""
+    if BLOCK_SIZE & (BLOCK_SIZE - 1) == 0:
+        # Triton does not know that they are not, and its / and % would take more than all else.
+        return inside >> SHIFT, inside & (BLOCK_SIZE - 1)
+    else:
+        return inside // BLOCK_SIZE, inside % BLOCK_SIZE
+
+
+@triton.jit
+def _of_pages(
+    tables, entries, page, rest, first, end,
+    BLOCK_SIZE: tl.constexpr, SHIFT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Slots of columns that begin `rest` behind the begin of the page number `page`, [ROWS, COLUMNS].
+
+    A thread writes four columns at once: they lie in no more pages than two, so that two entries are looked up.
+    first, end: the columns whose pages are in the table and wanted; what the others get means nothing.
+    """
+    NEAR: tl.constexpr = 4 if BLOCK_SIZE >= 4 else 1
+    column = (tl.program_id(1) * COLUMNS + NEAR * tl.arange(0, COLUMNS // NEAR))[None, :]
+    inside = rest[:, None] + column
+    wanted = (column >= first[:, None]) & (column < end[:, None])
+    near = tl.load(tables + page[:, None] + _split(inside, BLOCK_SIZE, SHIFT)[0], mask=wanted, other=0)
+    if NEAR == 1:
+        return near * BLOCK_SIZE + _split(inside, BLOCK_SIZE, SHIFT)[1]
+    else:
+        # The four may reach over either end of the columns that are wanted, and their last page beyond the table.
+        other = page[:, None] + _split(inside + NEAR - 1, BLOCK_SIZE, SHIFT)[0]
+        far = tl.load(tables + other, mask=(other >= 0) & (other < entries) & (column < end[:, None]), other=0)
+        k = tl.arange(0, NEAR)[None, None, :]
+        place = _split(inside[:, :, None] + k, BLOCK_SIZE, SHIFT)[1]
+        value = tl.where(place < k, far[:, :, None], near[:, :, None]) * BLOCK_SIZE + place
+        return tl.reshape(value, (ROWS, COLUMNS))
+
+
 @triton.jit(do_not_specialize=["n", "entries"])
 def _load_kv_index(
     offset_len,
@@ -23,6 +60,7 @@ def _load_kv_index(
     stride,
     entries,
     BLOCK_SIZE: tl.constexpr,
+    SHIFT: tl.constexpr,
     PAGED: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -30,25 +68,36 @@ def _load_kv_index(
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = (tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS))[None, :]
     own = offset_len + rows.to(tl.int64) * 2
-    offset = tl.load(own, mask=rows < n, other=0)[:, None]
-    length = tl.load(own + 1, mask=rows < n, other=0)[:, None]
-    row = rows[:, None]
-    valid = (column < length) & (column < width)
+    offset = tl.load(own, mask=rows < n, other=0)
+    length = tl.load(own + 1, mask=rows < n, other=0)
+    # What can be said of a row is not worked out again for every column: that would take longer than the stores.
+    first, end = tl.zeros([ROWS], tl.int32), tl.minimum(length, width)
+    if PAGED:
+        # offset + column has to be in the table: [0, entries * BLOCK_SIZE).
+        wide = offset.to(tl.int64)
+        first = tl.minimum(tl.maximum(-wide, 0), width).to(tl.int32)
+        end = tl.minimum(end, tl.maximum(entries.to(tl.int64) * BLOCK_SIZE - wide, 0)).to(tl.int32)
+    valid = (column >= first[:, None]) & (column < end[:, None])
     if BLOCK_SIZE == 0:
-        value = offset + column
+        value = offset[:, None] + column
     else:
         # Counted from the begin of the offset's block: offset + column might pass 2^31.
         rest = floor_mod(offset, BLOCK_SIZE)
-        inside = rest + column
+        begin = offset - rest
         if PAGED:
-            # rest - offset is a multiple of the block size: / is exact, whatever the sign.
-            page = (offset - rest) // BLOCK_SIZE + inside // BLOCK_SIZE
-            valid = valid & (page >= 0) & (page < entries)
-            value = tl.load(tables + page, mask=valid, other=0) * BLOCK_SIZE + inside % BLOCK_SIZE
+            # begin is a multiple of the block size: / is exact, whatever the sign.
+            page = begin // BLOCK_SIZE
+            value = _of_pages(tables, entries, page, rest, first, end, BLOCK_SIZE, SHIFT, ROWS, COLUMNS)
         else:
-            value = offset - rest + inside % BLOCK_SIZE
+            value = begin[:, None] + _split(rest[:, None] + column, BLOCK_SIZE, SHIFT)[1]
+    row = rows[:, None]
     out = kv_index + row.to(tl.int64) * stride + column
     tl.store(out, tl.where(valid, value, -1), mask=(row < n) & (column < width))
+
+
+def _tile(rows: int, width: int) -> tuple[int, int]:
+    """(rows, columns) of a program. Of wide rows one: what is to be known of a row is worked out by every thread."""
+    return (1, 4096) if width > 2048 and rows * width >= 1 << 20 else tile(rows, width)
 
 
 @functools.cache
@@ -60,7 +109,7 @@ def load_kv_index_tl(index_length: int, block_size: int, has_block_tables: bool)
 
     def run(offset_len: torch.Tensor, kv_index: torch.Tensor, flatten_block_tables: torch.Tensor | None) -> None:
         n = kv_index.shape[0]
-        rows, columns = tile(n, index_length)
+        rows, columns = _tile(n, index_length)
         launch(
             _load_kv_index,
             (cdiv(n, rows), cdiv(index_length, columns)),
@@ -72,6 +121,7 @@ def load_kv_index_tl(index_length: int, block_size: int, has_block_tables: bool)
             kv_index.stride(0),
             flatten_block_tables.numel() if has_block_tables else 0,
             BLOCK_SIZE=block_size,
+            SHIFT=max(block_size.bit_length() - 1, 0),
             PAGED=has_block_tables,
             ROWS=rows,
             COLUMNS=columns,

@@ -137,7 +137,13 @@ def _e2m1_on_top(x):
     halves = tl.full(power.shape, _EXACT_HALVES, tl.float32)
     total = tl.fma(power, halves, value).to(tl.int32, bitcast=True)
     code = total * ((1 << 28) + (1 << 6)) + (6 << 28)
-    return (code & 0x7FFFFFFF) | (x.to(tl.int32, bitcast=True) & -0x80000000)
+    bits = x.to(tl.int32, bitcast=True)
+    if INTERPRETED:
+        return (code & 0x7FFFFFFF) | (bits & -0x80000000)
+    else:
+        # The same, of which the compiler would make two instructions.
+        pick: tl.constexpr = "lop3.b32 $0, $1, $2, 0x80000000, 0xD8;"
+        return tl.inline_asm_elementwise(pick, "=r,r,r", [code, bits], dtype=tl.int32, is_pure=True, pack=1)
 
 
 @triton.jit

@@ -10,36 +10,34 @@ import triton.language as tl
 
 from deepinfer.ops.dispatch import Kernel
 from deepinfer.ops.launch import cdiv, launch, next_power_of_2
-from deepinfer.ops.triton.index_math import floor_mod
 
 _TYPES = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
 _TILE = 1024
 """Words of 8 bytes a program copies."""
 
 
-@triton.jit(do_not_specialize=["begin", "source_ring", "target_ring", "count"])
+@triton.jit
+def _place(begin, step, ring, ONCE: tl.constexpr):
+    """(begin + step) modulo ring, of a begin in the ring. ONCE: no step goes further than once around."""
+    place = begin + step
+    if ONCE:
+        return tl.where(place >= ring, place - ring, place)
+    else:
+        return place % ring
+
+
+@triton.jit(do_not_specialize=["source_begin", "target_begin", "source_ring", "target_ring", "count"])
 def _copy_ring(
-    source,
-    target,
-    begin,
-    source_ring,
-    target_ring,
-    count,
-    width,
-    source_layer,
-    source_row,
-    target_layer,
-    target_row,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
+    source, target, source_begin, target_begin, source_ring, target_ring, count, width,
+    source_layer, source_row, target_layer, target_row,
+    ONCE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
     layer = tl.program_id(1).to(tl.int64)
     step = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    position = begin + step.to(tl.int64)
     column = (tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS))[None, :]
     inside = (step < count)[:, None] & (column < width)
-    come_from = layer * source_layer + floor_mod(position, source_ring) * source_row
-    go_to = layer * target_layer + floor_mod(position, target_ring) * target_row
+    come_from = layer * source_layer + _place(source_begin, step, source_ring, ONCE).to(tl.int64) * source_row
+    go_to = layer * target_layer + _place(target_begin, step, target_ring, ONCE).to(tl.int64) * target_row
     value = tl.load(source + come_from[:, None] + column, mask=inside)
     tl.store(target + go_to[:, None] + column, value, mask=inside)
 
@@ -82,21 +80,13 @@ def _copy(source: torch.Tensor, target: torch.Tensor, begin: int, count: int) ->
     layers, width = source.shape[0], source.shape[2]
     columns = min(next_power_of_2(width), _TILE)
     rows = max(_TILE // columns, 1)
+    rings = (source.shape[1], target.shape[1])
     launch(
-        _copy_ring,
-        (cdiv(count, rows), layers, cdiv(width, columns)),
-        source,
-        target,
-        begin,
-        source.shape[1],
-        target.shape[1],
-        count,
-        width,
-        *source.stride()[:2],
-        *target.stride()[:2],
-        ROWS=rows,
-        COLUMNS=columns,
-    )
+        _copy_ring, (cdiv(count, rows), layers, cdiv(width, columns)),
+        source, target, begin % rings[0], begin % rings[1], *rings, count, width,
+        *source.stride()[:2], *target.stride()[:2],
+        ONCE=count <= min(rings), ROWS=rows, COLUMNS=columns,
+    )  # fmt: skip
 
 
 def _widest(*tensors: torch.Tensor) -> torch.dtype:
