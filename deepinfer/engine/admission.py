@@ -13,6 +13,7 @@ from deepinfer.engine.outputs import Completion, RequestOutput
 from deepinfer.engine.sequence import Request, Sequence
 from deepinfer.engine.step import Limits
 from deepinfer.errors import InputError
+from deepinfer.structured_output import Grammar, GrammarCompiler
 
 if TYPE_CHECKING:
     from deepinfer.model.load import LoadedModel
@@ -25,6 +26,14 @@ class Admission:
     loaded: LoadedModel
     limits: Limits
     context: Context
+    grammars: GrammarCompiler | None
+
+    @classmethod
+    def of(cls, loaded: LoadedModel, limits: Limits, context: Context) -> Admission:
+        """For a model; without its tokenizer there are neither texts nor grammars."""
+        tokenizer, vocabulary = loaded.tokenizer, loaded.config.vocab_size
+        grammars = GrammarCompiler(tokenizer, vocabulary, loaded.stop_ids) if tokenizer is not None else None
+        return cls(loaded, limits, context, grammars)
 
     def admit(self, request: Request, arrivals: Iterator[int]) -> tuple[RequestOutput, list[Sequence]]:
         """The output of a request, still empty, and the sequences that will fill it.
@@ -37,6 +46,7 @@ class Admission:
         """
         params, tokens = request.params, self._tokens(request)
         self._check(request, tokens)
+        grammar = self._grammar(request)
         root = replace(self.context, salt=request.salt).root()
         ends = () if params.ignore_eos else self.loaded.stop_ids
         tokenizer = self.loaded.tokenizer
@@ -54,6 +64,7 @@ class Admission:
                     stops=frozenset((*ends, *params.stop_token_ids)),
                     leader=sequences[0] if sequences else None,
                     text=Detokenizer(tokenizer, stop=params.stop, min_tokens=params.min_tokens) if tokenizer else None,
+                    matcher=grammar.matcher() if grammar is not None else None,
                 )
             )
         output = RequestOutput(
@@ -88,7 +99,7 @@ class Admission:
                 next_step="shorten the prompt, or allow more",
             )
         for position, token in enumerate(tokens):
-            if token == config.image_token_id:
+            if config.vision is not None and token == config.image_token_id:
                 raise InputError(
                     f"the prompt asks for an image: token {position} is {token}",
                     cause="this engine takes no images",
@@ -106,6 +117,14 @@ class Admission:
             )
         if params.stop and self.loaded.tokenizer is None:
             raise InputError("stop needs texts, and the model was loaded without a tokenizer")
+
+    def _grammar(self, request: Request) -> Grammar | None:
+        structure = request.params.structure
+        if structure is None:
+            return None
+        if self.grammars is None:
+            raise InputError("structure needs a tokenizer, and the model was loaded without one")
+        return self.grammars.compile(structure)
 
 
 def _listed(prompt: Listed[int]) -> list[int]:

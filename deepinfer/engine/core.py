@@ -42,7 +42,7 @@ class Engine:
         self.loaded = loaded
         memory = allocate(loaded.model, options or EngineOptions())
         self.limits = memory.limits
-        self._admission = Admission(loaded, memory.limits, memory.context)
+        self._admission = Admission.of(loaded, memory.limits, memory.context)
         self._scheduler = Scheduler(memory.blocks, memory.slots, memory.limits)
         self._runner = Runner(loaded.model, memory.caches)
         self._live: dict[str, _Live] = {}
@@ -53,6 +53,11 @@ class Engine:
     def has_work(self) -> bool:
         """Whether `step` has something to compute or to tell."""
         return bool(self._live or self._changed)
+
+    @property
+    def held(self) -> tuple[int, int]:
+        """Cache blocks and state slots that requests hold now."""
+        return self._scheduler.held
 
     def add(self, request: Request) -> str:
         """Queue a request; returns its id.
@@ -106,11 +111,12 @@ class Engine:
         return found
 
     def _fail(self, sequence: Sequence) -> None:
-        """A sequence alone fails: its blocks are not to be found by others, whose logits would be no numbers either."""
-        self._scheduler.forget_prefixes()
-        sequence.completion.error = (
-            f"no token can be drawn at position {len(sequence.tokens)}: the model's logits are no numbers there"
-        )
+        """A sequence fails alone. Where its logits are no numbers, its blocks are of no use to others either."""
+        problem = sequence.matcher.problem if sequence.matcher is not None else ""
+        if not problem:
+            self._scheduler.forget_prefixes()
+            problem = f"no token can be drawn at position {len(sequence.tokens)}: the model's logits are no numbers"
+        sequence.completion.error = problem
         self._finish(sequence, "error")
 
     def _take(self, drawn: Drawn) -> None:
@@ -137,7 +143,9 @@ class Engine:
         completion, text = sequence.completion, sequence.text
         ends = token in sequence.stops
         if sequence.matcher is not None:
-            sequence.matcher.accept(token)
+            if not sequence.matcher.accept(token):
+                completion.error = sequence.matcher.problem or f"the structure does not allow the token {token} drawn"
+                return self._finish(sequence, "error")
             ends = ends or sequence.matcher.finished
         if text is not None and token not in sequence.stops:
             text.push(token)

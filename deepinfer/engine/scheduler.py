@@ -55,6 +55,7 @@ class Scheduler:
         if not 1 < limits.length <= blocks.get_num_free_blocks() * BLOCK_TOKENS or limits.chunk_tokens < 1:
             raise ValueError(f"no sequence of {limits.length} tokens fits the blocks, or no token a step: {limits}")
         self.limits = limits
+        self._totals = blocks.get_num_free_blocks(), most
         self._blocks, self._slots = blocks, slots
         self._prefixes = PrefixCache(blocks, slots)
         self._waiting: list[Sequence] = []
@@ -70,6 +71,12 @@ class Scheduler:
     def running(self) -> tuple[Sequence, ...]:
         """Those that hold a slot and blocks, by arrival."""
         return tuple(self._running)
+
+    @property
+    def held(self) -> tuple[int, int]:
+        """How many blocks and slots are in use. Those that only the prefix cache knows are free."""
+        blocks, slots = self._totals
+        return blocks - self._blocks.get_num_free_blocks(), slots - self._slots.get_num_free_blocks()
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence."""
@@ -184,6 +191,10 @@ class Scheduler:
         """How many tokens may come from the cache. All logits of a prompt are had by computing it all."""
         if not self.limits.prefix_caching or sequence.wants_prompt_logprobs:
             return 0
+        return self._last_border(sequence)
+
+    def _last_border(self, sequence: Sequence) -> int:
+        """Up to where a prompt like this one could be reused."""
         return reusable_tokens(len(sequence.tokens), self.limits.truncation, self.limits.keep_tokens)
 
     def _parting(self, sequence: Sequence) -> int:
@@ -213,11 +224,12 @@ class Scheduler:
             rows = min(rows, LOGPROB_ROWS)
         end = min(start + rows, sequence.prefilled)
         if self.limits.prefix_caching:
-            border = min(end, sequence.prefilled - 1) // BLOCK_TOKENS * BLOCK_TOKENS
-            if border > start:
-                end = border
-            if start < sequence.parting < end:
-                end = sequence.parting
+            whole = end // BLOCK_TOKENS * BLOCK_TOKENS
+            if start < whole and end < sequence.prefilled:
+                end = whole
+            for stop in sorted((sequence.parting, self._last_border(sequence))):
+                if start < stop < end:
+                    end = stop
         return Chunk(sequence, start, end - start)
 
     def _register(self, sequence: Sequence) -> list[tuple[int, int]]:

@@ -1,0 +1,346 @@
+"""The engine on the tiny model: what a request gets, alone and beside others."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from deepinfer.cache.pool import Caches
+from deepinfer.engine.core import Engine
+from deepinfer.engine.sequence import Request
+from deepinfer.errors import DeepInferError, InputError
+from deepinfer.model.batch import RowSpec
+from deepinfer.model.load import LoadedModel
+from deepinfer.model.model import Model
+from deepinfer.sampling.params import SamplingParams, Structure
+from tests.engine.tiny_engine import answers, ask, engine, greedy, loaded, prompt, run
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """The products are small: threads that wait for each other cost more than they give."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def logits_of(tokens: list[int]) -> torch.Tensor:
+    """The last logits of a prompt that is computed whole, without an engine."""
+    model = loaded().model
+    caches = Caches.allocate(model.config, "cpu", blocks=10, slots=2)
+    blocks = list(range(1, 10))
+    return model.forward(model.batch([RowSpec(tokens, 0, len(tokens), 1, blocks)], decode=False), caches)[0]
+
+
+def test_every_token_is_the_likeliest_after_the_whole_text_so_far() -> None:
+    tokens = prompt(40)
+    output = ask(tokens, greedy(3))
+    generated = output.outputs[0].token_ids
+    assert len(generated) == 3 and output.finished and output.outputs[0].finish_reason == "length"
+    for count in range(3):
+        assert logits_of(tokens + generated[:count]).argmax() == generated[count]
+
+
+def test_a_text_is_taken_and_told() -> None:
+    output = ask("The quick brown fox", greedy(6))
+    tokenizer = loaded().tokenizer
+    assert tokenizer is not None
+    assert output.prompt == "The quick brown fox"
+    assert output.prompt_token_ids == tokenizer.encode("The quick brown fox")
+    assert output.outputs[0].text == tokenizer.decode(output.outputs[0].token_ids)
+
+
+def test_outputs_grow_step_by_step() -> None:
+    running = engine()
+    name = running.add(Request(prompt(20), greedy(4)))
+    assert running.has_work
+    seen = []
+    while running.has_work:
+        (output,) = running.step()
+        assert output.request_id == name
+        seen.append((len(output.outputs[0].token_ids), output.finished))
+    assert seen == [(1, False), (2, False), (3, False), (4, True)]
+    assert running.step() == []
+
+
+def test_chunks_prefixes_and_neighbours_change_no_bit() -> None:
+    shared = prompt(150)
+    requests = [
+        Request(shared + prompt(20, 1), greedy(3, logprobs=3)),
+        Request(shared + prompt(30, 2), SamplingParams(max_tokens=2, seed=5, logprobs=1, n=2)),
+        Request(shared[:140], SamplingParams(max_tokens=4, seed=-9, top_p=0.9, top_k=40)),
+    ]
+    alone = [answers(ask(list(one.prompt), one.params, chunk_tokens=1024, prefix_caching=False)) for one in requests]
+    together = engine(chunk_tokens=90)
+    first = run(together, requests[:2])
+    second = run(together, [requests[2], dataclasses.replace(requests[0], request_id="again")])
+    assert [answers(one) for one in first + second] == [*alone, alone[0]]
+    assert [one.cached_tokens for one in second] == [128, 128]
+
+
+def test_preemption_changes_no_bit() -> None:
+    requests = [Request(prompt(120, seed), greedy(12)) for seed in range(2)]
+    alone = [answers(ask(list(one.prompt), one.params)) for one in requests]
+    small = engine(blocks=4)
+    preempted = 0
+
+    def count() -> None:
+        nonlocal preempted
+        preempted = max(preempted, sum(one.preemptions for one in small._scheduler.waiting))
+
+    assert [answers(one) for one in run(small, requests, each=count)] == alone
+    assert preempted > 0
+
+
+def test_completions_of_one_prompt_are_those_of_their_seeds() -> None:
+    tokens = prompt(30)
+    output = ask(tokens, SamplingParams(max_tokens=3, n=3, seed=2**63 - 2))
+    assert [one.index for one in output.outputs] == [0, 1, 2]
+    for index, seed in enumerate((2**63 - 2, 2**63 - 1, -(2**63))):
+        assert (
+            ask(tokens, SamplingParams(max_tokens=3, seed=seed)).outputs[0].token_ids == output.outputs[index].token_ids
+        )
+
+
+def test_what_ends_a_completion() -> None:
+    tokens = prompt(10)
+    free = ask(tokens, greedy(5)).outputs[0].token_ids
+    stop = free[2]
+    place = free.index(stop)
+    ended = ask(tokens, greedy(5, stop_token_ids=(stop,))).outputs[0]
+    assert (ended.finish_reason, ended.stop, ended.token_ids) == ("stop", stop, free[: place + 1])
+    tokenizer = loaded().tokenizer
+    assert tokenizer is not None and ended.text == tokenizer.decode(free[:place])
+    later = ask(tokens, greedy(5, stop_token_ids=(stop,), min_tokens=place + 2)).outputs[0]
+    assert len(later.token_ids) >= place + 2 and stop not in later.token_ids[: place + 1]
+    bounded = ask(tokens, greedy(5), max_model_len=13).outputs[0]
+    assert (bounded.finish_reason, bounded.token_ids) == ("length", free[:3])
+
+
+def test_the_models_own_end_unless_it_is_ignored() -> None:
+    """A model whose head gives the end a bias that always wins."""
+    own = loaded()
+    end = own.stop_ids[0]
+    head = own.model.weights.head.clone()
+    tokens = prompt(20)
+    head[end] = head[ask(tokens, greedy(1)).outputs[0].token_ids[0]] * 2
+    ending = with_weights(own, head=head)
+    told = ask(tokens, greedy(5, ignore_eos=False), engine(ending)).outputs[0]
+    assert (told.finish_reason, told.stop, told.token_ids, told.text) == ("stop", end, [end], "")
+    assert len(ask(tokens, greedy(5), engine(ending)).outputs[0].token_ids) == 5
+    banned = ask(tokens, greedy(5, ignore_eos=False, min_tokens=3), engine(ending)).outputs[0]
+    assert end not in banned.token_ids[:3] and len(banned.token_ids) >= 3
+
+
+def test_a_stop_string_ends_the_text_before_it() -> None:
+    tokens = prompt(30)
+    free = ask(tokens, greedy(8)).outputs[0]
+    stop = free.text[len(free.text) // 2 :][:2]
+    ended = ask(tokens, greedy(8, stop=(stop,))).outputs[0]
+    assert (ended.finish_reason, ended.stop) == ("stop", stop)
+    assert ended.text == free.text[: free.text.index(stop)] and len(ended.token_ids) < 8
+
+
+def test_raw_logprobs_of_greedy_tokens_are_those_of_the_models_distribution() -> None:
+    tokens = prompt(40)
+    output = ask(tokens, greedy(2, logprobs=4))
+    completion = output.outputs[0]
+    assert completion.logprobs is not None and len(completion.logprobs) == 2
+    for count, told in enumerate(completion.logprobs):
+        expected = logits_of(tokens + completion.token_ids[:count]).double().log_softmax(0)
+        assert told.token_id == completion.token_ids[count] and told.rank == 1 and told.logprob < -0.01
+        assert math.isclose(told.logprob, float(expected.max()), abs_tol=1e-4)
+        assert [one for one, _ in told.top] == expected.topk(4).indices.tolist()
+
+
+def test_prompt_logprobs_are_the_same_in_chunks_and_with_prefixes_cached() -> None:
+    tokens = prompt(140)
+    whole = ask(tokens, greedy(1, prompt_logprobs=1), chunk_tokens=1024, prefix_caching=False)
+    assert whole.prompt_logprobs is not None and len(whole.prompt_logprobs) == 140
+    assert whole.prompt_logprobs[0] is None and None not in whole.prompt_logprobs[1:]
+    assert [one.token_id for one in whole.prompt_logprobs[1:] if one] == tokens[1:]
+    running = engine(chunk_tokens=60)
+    ask(tokens, greedy(1), running)
+    assert answers(ask(tokens, greedy(1, prompt_logprobs=1, n=2), running))[-1] == answers(whole)[-1]
+
+
+def test_cancelling_frees_what_is_held_and_tells_what_there_is() -> None:
+    running = engine()
+    kept, cancelled = (running.add(Request(prompt(20, seed), greedy(6))) for seed in (1, 2))
+    running.step()
+    assert running.held == (2, 2)
+    assert running.cancel(cancelled) and not running.cancel(cancelled) and not running.cancel("nobody")
+    assert running.held == (1, 1)
+    found = {one.request_id: one for one in running.step()}
+    assert found[cancelled].outputs[0].finish_reason == "cancelled" and len(found[cancelled].outputs[0].token_ids) == 1
+    while running.has_work:
+        found.update((one.request_id, one) for one in running.step())
+    assert answers(found[kept]) == answers(ask(prompt(20, 1), greedy(6)))
+    assert running.held == (0, 0)
+
+
+def test_a_request_that_is_cancelled_before_its_first_step() -> None:
+    running = engine()
+    running.cancel(running.add(Request(prompt(20), SamplingParams(n=2))))
+    (output,) = running.step()
+    assert [one.finish_reason for one in output.outputs] == ["cancelled", "cancelled"] and not running.has_work
+
+
+def with_weights(own: LoadedModel, **changed: torch.Tensor) -> LoadedModel:
+    """The model with other weights."""
+    weights = dataclasses.replace(own.model.weights, **changed)
+    assert own.tokenizer is not None
+    return dataclasses.replace(own, model=Model(own.config, weights, lookup=own.tokenizer.lookup()))
+
+
+def test_a_request_whose_logits_are_no_numbers_fails_alone() -> None:
+    own = loaded()
+    embed = own.model.weights.embed.clone()
+    embed[77] = math.nan
+    broken = with_weights(own, embed=embed)
+    good = [token if token != 77 else 78 for token in prompt(60)]
+    bad = [*good[:40], 77, *good[40:]]
+    running = engine(broken)
+    requests = [Request(tokens, greedy(3, prompt_logprobs=0)) for tokens in (good, bad, good[:20])]
+    first, failed, last = run(running, requests)
+    assert failed.outputs[0].finish_reason == "error" and "no numbers" in failed.outputs[0].error
+    assert failed.outputs[0].token_ids == []
+    for output, tokens in ((first, good), (last, good[:20])):
+        assert answers(output) == answers(ask(tokens, greedy(3, prompt_logprobs=0), engine(broken)))
+    assert answers(ask(good, greedy(2), running)) == answers(ask(good, greedy(2), engine(broken)))
+
+
+def test_a_step_that_breaks_is_computed_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = [answers(ask(prompt(40, seed), greedy(4))) for seed in (1, 2)]
+    running = engine()
+    names = [running.add(Request(prompt(40, seed), greedy(4))) for seed in (1, 2)]
+    running.step()
+    with monkeypatch.context() as patch:
+        patch.setattr(running._runner._sampler, "start", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            for _ in range(3):
+                running.step()
+    assert running.held == (0, 0)
+    found = {}
+    while running.has_work:
+        found.update((one.request_id, one) for one in running.step())
+    assert [answers(found[name]) for name in names] == expected
+
+
+def interrupted(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_structure_is_kept_to_and_ends_the_text() -> None:
+    pytest.importorskip("xgrammar")
+    running = engine()
+    structures = (
+        Structure("choice", ("maybe", "perhaps")),
+        Structure("regex", "[0-9]{3}"),
+        Structure("json", {"enum": [12, {"yes": None}]}),
+    )
+    requests = [
+        Request(prompt(8), greedy(30, structure=one, ignore_eos=index == 1)) for index, one in enumerate(structures)
+    ]
+    chosen, digits, parsed = (one.outputs[0] for one in run(running, requests))
+    assert chosen.text in ("maybe", "perhaps") and len(digits.text) == 3 and digits.text.isdigit()
+    assert json.loads(parsed.text) in (12, {"yes": None})
+    end = loaded().stop_ids[0]
+    assert [(one.finish_reason, one.stop, one.token_ids[-1]) for one in (chosen, digits, parsed)] == [
+        ("stop", end, end)
+    ] * 3
+
+
+def test_a_structure_that_cannot_be_taken_is_refused_and_holds_nothing() -> None:
+    pytest.importorskip("xgrammar")
+    running = engine()
+    with pytest.raises(ValueError, match="structure"):
+        running.add(Request(prompt(8), SamplingParams(structure=Structure("regex", "("))))
+    assert not running.has_work
+
+
+def test_without_a_tokenizer_token_ids_do_and_texts_are_refused() -> None:
+    bare = dataclasses.replace(loaded(), tokenizer=None)
+    told = ask(prompt(8), greedy(2), engine(bare)).outputs[0]
+    assert told.text == "" and told.token_ids == ask(prompt(8), greedy(2)).outputs[0].token_ids
+    for given, params in (
+        ("text", greedy(1)),
+        ([20], greedy(1, stop=("x",))),
+        ([20], greedy(1, structure=Structure("regex", "a"))),
+    ):
+        with pytest.raises(InputError, match="without"):
+            engine(bare).add(Request(given, params))
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ("", "empty"),
+        ([], "empty"),
+        ([5, 512], "token 1 is 512"),
+        ([-1], "token 0 is -1"),
+        ([0] * 500, "500 tokens, and prompt and output together may have 500"),
+    ],
+)
+def test_a_prompt_that_cannot_be_taken_is_refused_by_name(given: str | list[int], told: str) -> None:
+    running = engine(max_model_len=500)
+    with pytest.raises(InputError, match="prompt") as caught:
+        running.add(Request(given))
+    assert told in str(caught.value)
+    assert not running.has_work
+
+
+@pytest.mark.parametrize("given", [None, 5, [1.5], [True], ["a"], b"text"])
+def test_what_is_no_prompt_is_refused(given: object) -> None:
+    with pytest.raises(TypeError, match="prompt"):
+        engine().add(Request(given))  # type: ignore[arg-type]
+
+
+def test_two_requests_of_one_name_are_refused_until_the_first_is_told() -> None:
+    running = engine()
+    running.add(Request(prompt(5), greedy(1), request_id="one"))
+    with pytest.raises(InputError, match="request_id 'one'"):
+        running.add(Request(prompt(5), greedy(1), request_id="one"))
+    running.step()
+    running.add(Request(prompt(5), greedy(1), request_id="one"))
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"max_model_len": 5000}, "max_model_len 5000 is more than the 4096"),
+        ({"max_model_len": 4000, "blocks": 10}, "9 cache blocks hold 1152 tokens"),
+    ],
+)
+def test_limits_that_cannot_be_kept_are_told(options: dict[str, int], told: str) -> None:
+    with pytest.raises(DeepInferError, match=told):
+        engine(**options)
+
+
+@pytest.mark.parametrize(
+    "options", [{"max_num_seqs": 0}, {"chunk_tokens": 0}, {"blocks": 1}, {"memory_fraction": 0.0}, {"blocks": 2.5}]
+)
+def test_options_out_of_range_are_refused_by_name(options: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match=next(iter(options))):
+        engine(**options)
+
+
+def test_prompt_logprobs_are_refused_with_compact_truncation() -> None:
+    compact: Engine = engine(loaded(truncation="compact"))
+    with pytest.raises(InputError, match="prompt_logprobs"):
+        compact.add(Request(prompt(20), greedy(1, prompt_logprobs=0)))
+
+
+def test_compact_truncation_is_mask_truncation_with_prefixes_cached() -> None:
+    tokens = prompt(280)
+    expected = answers(ask(tokens, greedy(2), engine(loaded(truncation="mask"), chunk_tokens=200)))
+    compact = engine(loaded(truncation="compact"))
+    assert answers(ask(tokens, greedy(2), compact)) == expected
+    again = ask(tokens, greedy(2), compact)
+    assert answers(again) == expected and again.cached_tokens == 128
