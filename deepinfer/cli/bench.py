@@ -103,7 +103,8 @@ def _throughput(args: argparse.Namespace, llm: LLM, requests: Iterator[Request])
         chosen = [next(requests) for _ in range(args.num_prompts)]
         limit = args.max_concurrency or args.num_prompts
         for output in llm.stream(chosen, in_flight=limit, refuse=False, watch=watch):
-            bar.advance(int(output.finished))
+            if output.finished:
+                bar.advance()
     return watch.summary()
 
 

@@ -110,6 +110,6 @@ def _answer(args: argparse.Namespace, left: list[LineRequest], results: Results)
                 continue
             results.write({"id": output.request_id, "key": by_id[output.request_id].key, **record(output)})
             if failed := failures(output):
-                tell(args, f"{output.request_id} (line {by_id[output.request_id].line}) failed: {failed[0]}")
+                bar.say(f"{output.request_id} (line {by_id[output.request_id].line}) failed: {failed[0]}")
             bar.advance()
     return watch.summary()

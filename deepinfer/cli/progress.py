@@ -56,6 +56,13 @@ class Progress:
         self._total = total
         self.advance(done - self._done)
 
+    def say(self, text: str) -> None:
+        """Write a line on stderr, above the bar."""
+        if self._bar is not None:
+            self._bar.write(text, file=sys.stderr)
+        elif self._shown:
+            print(text, file=sys.stderr, flush=True)
+
     def _tell(self) -> None:
         self._told = time.monotonic()
         of = "" if self._total is None else f" of {self._written(self._total)}"

@@ -127,7 +127,10 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from deepinfer.loading.tiny import write_tiny
 
     folder = tmp_path_factory.mktemp("tiny") / "model"
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # its tensors are small, and other tests may run beside
     write_tiny(folder)
+    torch.set_num_threads(threads)
     return folder
 
 

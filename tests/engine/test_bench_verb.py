@@ -1,0 +1,42 @@
+"""`deepinfer bench` on the tiny model: it runs what it was told to, and counts it right."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from deepinfer import cli
+
+SIZES = ("--input-len", "20", "--output-len", "3")
+
+
+def test_latency_measures_each_batch(tiny_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = [*SIZES, "--batch-size", "2", "--iterations", "2", "--warmups", "1", "--quiet", "--json"]
+    assert cli.main(["bench", "latency", "--model", str(tiny_folder), *options]) == 0
+    seen = capsys.readouterr()
+    assert seen.err == ""
+    report = json.loads(seen.out)
+    assert (report["kind"], report["backend"], len(report["batch_seconds"])) == ("latency", "reference", 2)
+    assert (report["requests"], report["failed"], report["prompt_tokens"], report["output_tokens"]) == (4, 0, 80, 12)
+    assert report["cached_tokens"] == 0, "no prompt is measured twice"
+    assert report["seconds"] == pytest.approx(sum(report["batch_seconds"]))
+    for name in ("ttft", "tpot", "itl", "e2e"):
+        assert 0 < report[name]["median"] <= report[name]["p99"]
+
+
+def test_throughput_prints_the_block(tiny_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = [*SIZES, "--num-prompts", "4", "--max-concurrency", "2", "--warmups", "0"]
+    assert cli.main(["bench", "throughput", "--model", str(tiny_folder), *options]) == 0
+    seen = capsys.readouterr()
+    rows = {line[:28].strip(): line[28:].split() for line in seen.out.splitlines()}
+    assert (rows["requests"], rows["prompt tokens"], rows["output tokens"]) == (["4"], ["80"], ["12"])
+    assert all(len(rows[name]) == 3 for name in ("TTFT (ms)", "TPOT (ms, after the first)", "ITL (ms)"))
+    assert "requests" in seen.err, "progress goes to stderr"
+
+
+def test_lengths_that_the_model_does_not_have(tiny_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--input-len", "4000", "--output-len", "97", "--quiet"]
+    assert cli.main(["bench", "latency", "--model", str(tiny_folder), *options]) == 1
+    assert "together pass the model's 4096 tokens" in capsys.readouterr().err
