@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import subprocess
 import sys
@@ -51,7 +52,7 @@ def test_text_comes_as_it_is_made(tiny_folder: Path, expected: str, monkeypatch:
     states = [state.decode() for state in dict.fromkeys(stdout.flushed) if state]
     assert states[-1] == expected + "\n"
     assert len(states) > 4, "most tokens have text of their own"
-    assert all(after.startswith(before) for before, after in zip(states, states[1:], strict=False))
+    assert all(after.startswith(before) for before, after in itertools.pairwise(states))
 
 
 @pytest.mark.parametrize("source", ["file", "stdin"])
