@@ -19,6 +19,7 @@ from build.call import CallFailed, call
 from build.container import Container, RunResult
 from build.docker_client import build_command, client_of
 from build.errors import EnvironmentCannot
+from build.setup import engine_answer
 from build.setup.endpoint import endpoint
 
 LABEL = "io.deepinfer.hopper"
@@ -51,9 +52,11 @@ class Engine:
             client = client_of(named)
             client.ping()
         except (DockerException, OSError, ValueError) as problem:  # ValueError: an address that is none
-            raise EnvironmentCannot(
-                f"no Docker engine answers at {named.named_by or 'the default socket'}",
-                cause=str(problem).splitlines()[0][:200],
+            said = str(problem).splitlines()[0][:200]
+            cause = said if "timed out" in said else engine_answer.refusal() or said
+            raise engine_answer.unreachable(cause) or EnvironmentCannot(
+                "no Docker engine answers at the default socket",
+                cause=cause,
                 next_step="run `./run doctor`; `./run build` as root installs and starts one",
             ) from problem
         client.api.timeout = _ANSWER_SECONDS

@@ -12,6 +12,7 @@ from docker.tls import TLSConfig
 from build.call import call
 from build.errors import EnvironmentCannot
 from build.setup.endpoint import Endpoint
+from build.ssh_engine import local_address
 
 CONNECT_SECONDS = 20
 """For an engine to say that it is there; one that hangs is none."""
@@ -38,13 +39,14 @@ def build_command() -> tuple[str, ...]:
 
 
 def client_of(named: Endpoint) -> docker.DockerClient:
-    """A client of the docker package, which by itself knows DOCKER_HOST and no contexts."""
-    by_ssh = named.host.startswith("ssh://")  # through the ssh command, so that the user's own settings count
+    """A client of the docker package, which by itself knows DOCKER_HOST, but no contexts and no ssh command."""
+    if named.host.startswith("ssh://"):
+        return docker.DockerClient(base_url=local_address(named.host), timeout=CONNECT_SECONDS)
     if not named.of_context:
-        return docker.from_env(timeout=CONNECT_SECONDS, use_ssh_client=by_ssh)
+        return docker.from_env(timeout=CONNECT_SECONDS)
     tls: TLSConfig | bool = False
     if named.certificates is not None:
         ca, cert, key = (str(named.certificates / name) for name in ("ca.pem", "cert.pem", "key.pem"))
         pair = (cert, key) if Path(cert).is_file() and Path(key).is_file() else None
         tls = TLSConfig(client_cert=pair, ca_cert=ca if Path(ca).is_file() else None, verify=not named.unverified)
-    return docker.DockerClient(base_url=named.host, tls=tls, timeout=CONNECT_SECONDS, use_ssh_client=by_ssh)
+    return docker.DockerClient(base_url=named.host, tls=tls, timeout=CONNECT_SECONDS)

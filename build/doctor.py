@@ -19,7 +19,7 @@ from build.call import CallFailed, call
 from build.containers import Engine
 from build.docker_client import build_command
 from build.errors import BuildError, EnvironmentCannot
-from build.setup import docker_engine, install, interpreter, system
+from build.setup import docker_engine, dockerd, engine_answer, install, interpreter, system
 from build.setup.environment import Environment
 from build.setup.lockfile import LOCKS, PYTHONS, normalised, read_pins
 
@@ -142,7 +142,7 @@ def lock_problems(name: str) -> list[str]:
 
 
 def _engine() -> Iterator[Row]:
-    elsewhere = docker_engine.elsewhere()
+    elsewhere = engine_answer.elsewhere()
     can_set_up = system.is_root() and not elsewhere and shutil.which("apt-get") is not None
     try:
         command = build_command()
@@ -154,8 +154,8 @@ def _engine() -> Iterator[Row]:
             yield Row("BuildKit", "warn", f"{problem.what}; ./run build installs one", advice)
         else:
             yield Row("BuildKit", "fail", problem.what, advice)
-    where = docker_engine.place()
-    refused = docker_engine.refusal()
+    where = engine_answer.place()
+    refused = engine_answer.refusal()
     if refused:
         detail = f"none answers at {where}: {refused}" + ("; ./run build starts one" if can_set_up else "")
         advice = "" if elsewhere else "\n".join(docker_engine.commands())
@@ -172,7 +172,7 @@ def _engine() -> Iterator[Row]:
 def _answering_engine(engine: Engine, where: str) -> Row:
     info = engine.client.info()
     driver = str(info.get("Driver"))
-    pid = docker_engine.started_by_us()
+    pid = dockerd.started_by_us()
     ours = f", started by ./run (process {pid}; `./run clean --docker` stops it)" if pid else ""
     detail = f"{info.get('ServerVersion')} at {where}, storage {driver}, {info.get('NCPU')} cores{ours}"
     if driver == "vfs":
@@ -186,10 +186,10 @@ def _answering_engine(engine: Engine, where: str) -> Row:
 
 
 def _storage() -> Iterator[Row]:
-    if docker_engine.refusal():
+    if engine_answer.refusal():
         return
     root = Path(str(Engine.connect().client.info().get("DockerRootDir", "")))
-    if docker_engine.elsewhere() or not root.is_dir():
+    if engine_answer.elsewhere() or not root.is_dir():
         yield Row("Docker's disk", "warn", f"{root} is on another machine; free space there is not known")
     else:
         yield disk_row("Docker's disk", root, IMAGE_GB, COMFORTABLE_GB)

@@ -28,7 +28,7 @@ from build.containers import Engine
 from build.errors import EnvironmentCannot, GateFailed, NothingSelected, UsageError
 from build.matrix.load import load_matrix
 from build.room import Disks, check_room, peak_use
-from build.setup import docker_engine
+from build.setup import docker_engine, engine_answer
 
 IMAGES = ("cpu", "flagtree")
 OF_AN_IMAGE = ("builder", "contexts", "parts")
@@ -238,7 +238,7 @@ def prune_records(engine: Engine, ids: set[str]) -> int:
 
 def _engine_disk(engine: Engine) -> list[Path]:
     root = Path(str(engine.client.info().get("DockerRootDir", "")))
-    return [root] if root.is_dir() and not docker_engine.elsewhere() else []
+    return [root] if root.is_dir() and not engine_answer.elsewhere() else []
 
 
 def as_table(results: Sequence[Result]) -> str:

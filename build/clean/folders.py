@@ -11,7 +11,7 @@ from typing import Any
 from build import cache
 from build.clean.words import gb, say
 from build.errors import EnvironmentCannot
-from build.setup import docker_engine
+from build.setup import dockerd
 
 _SIGNATURE = cache.CACHEDIR_TAG.splitlines()[0]
 LEFTOVER = ".part-*"
@@ -56,7 +56,7 @@ def remove_cache(root: Path) -> None:
             "the cache holds the record of an NCCL file that was replaced, without which it cannot be put back",
             next_step="run `./run clean --host` first",
         )
-    if docker_engine.started_by_us():
+    if dockerd.started_by_us():
         raise EnvironmentCannot(
             "the cache holds the log and the record of a dockerd that runs",
             next_step="run `./run clean --docker` first",

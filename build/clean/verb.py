@@ -18,7 +18,7 @@ from build.clean.images import (
 from build.clean.words import gb, say
 from build.containers import Engine
 from build.errors import EnvironmentCannot, UsageError
-from build.setup import docker_engine
+from build.setup import dockerd, engine_answer
 
 
 def run(
@@ -59,7 +59,7 @@ def run(
         busy = being_built(engine, images)
         clean_images(engine, images)
     if docker:
-        pid = docker_engine.stop()
+        pid = dockerd.stop()
         say(f"stopped dockerd (process {pid})" if pid else "no dockerd that ./run started is running")
     if cache:
         remove_cache(_cache_root())
@@ -79,14 +79,14 @@ def clean_leftovers() -> None:
         say("a build is running: its unfinished files stay")
         return
     remove_leftovers()
-    if not docker_engine.refusal():
+    if not engine_answer.refusal():
         engine = Engine.connect()
         remove_containers(engine, ["*"])
         remove_unused_os_layers(engine)
         there = our_images(engine)
         if there:
             say(f"kept {len(there)} images; `./run clean --image '*'` removes them")
-    if docker_engine.started_by_us():
+    if dockerd.started_by_us():
         say("dockerd, started by ./run, goes on; `./run clean --docker` stops it")
     say(f"kept the build cache ({gb(size_of(build_cache.root()))}); `./run clean --cache --yes` removes it")
 

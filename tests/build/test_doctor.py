@@ -14,7 +14,7 @@ from build import doctor
 from build.cache import REPOSITORY
 from build.doctor import Row
 from build.errors import EnvironmentCannot
-from build.setup import docker_engine, system
+from build.setup import engine_answer, system
 from build.setup.environment import Environment
 
 
@@ -89,7 +89,7 @@ def test_a_machine_without_docker_lacks_what_a_build_as_root_sets_up(
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("DOCKER_HOST", raising=False)
     monkeypatch.setattr(doctor, "build_command", none)
-    monkeypatch.setattr(docker_engine, "DEFAULT_SOCKET", str(tmp_path / "docker.sock"))
+    monkeypatch.setattr(engine_answer, "DEFAULT_SOCKET", str(tmp_path / "docker.sock"))
     monkeypatch.setattr(system, "is_root", lambda: root)
     rows = {row.name: row for row in doctor._engine()}
     assert {rows[name].status for name in ("BuildKit", "Docker engine")} == statuses

@@ -13,7 +13,7 @@ from build import cache, containers, docker_client
 from build.clean.images import clean_images
 from build.containers import CACHE_LABEL, LABEL, Engine
 from build.errors import EnvironmentCannot
-from build.setup import docker_engine
+from build.setup import engine_answer
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +26,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_an_address_where_no_engine_is(monkeypatch: pytest.MonkeyPatch, host: str) -> None:
     monkeypatch.setenv("DOCKER_HOST", host)
-    assert docker_engine.refusal()
+    assert engine_answer.refusal()
     with pytest.raises(EnvironmentCannot) as told:
         Engine.connect()
     assert host in told.value.what and told.value.cause and told.value.next_step

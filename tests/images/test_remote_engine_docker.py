@@ -26,7 +26,7 @@ from build.gates.catalogue import NAMES
 from build.matrix.load import load_matrix
 from build.matrix.model import Matrix
 from build.outcome import BuildOptions
-from build.setup import docker_engine
+from build.setup import docker_engine, dockerd, engine_answer
 from build.setup.endpoint import endpoint
 from tests.tiny_build import tiny, write_source
 
@@ -48,7 +48,7 @@ class Far:
 
 @pytest.fixture(scope="module")
 def far(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Far]:
-    program = shutil.which("dockerd", path=docker_engine._system_path())
+    program = shutil.which("dockerd", path=dockerd.system_path())
     if os.geteuid() != 0 or program is None or shutil.which("unshare") is None:
         pytest.skip("starts a second dockerd, which is not installed or needs root")
     try:
@@ -95,7 +95,7 @@ def far(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Far]:
 def wait_for(process: subprocess.Popen[bytes], log: Path) -> Engine:
     """The engine that DOCKER_HOST names, once it answers."""
     deadline = time.monotonic() + 60
-    while docker_engine.refusal():
+    while engine_answer.refusal():
         assert process.poll() is None and time.monotonic() < deadline, log.read_text()[-2000:]
         time.sleep(0.1)
     return Engine.connect()
@@ -201,7 +201,7 @@ def test_a_context_that_is_not_there_starts_no_engine_here(
     with pytest.raises(EnvironmentCannot, match="context 'gone'") as told:
         Engine.connect()
     assert "docker context ls" in told.value.next_step
-    assert docker_engine.elsewhere()
+    assert engine_answer.elsewhere()
     with pytest.raises(EnvironmentCannot, match="context 'gone'"):
         docker_engine.ensure(may_install=True, stays=True)
 
