@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import PurePosixPath
 from typing import Any, Literal
 
-from build import cuda_headers
 from build.inspection import Inspection
 from build.matrix.constraints import beyond, satisfies, unmet, wanted
 from build.matrix.formats import fact_label
 from build.matrix.model import Component, Matrix, Target
 from build.plan_facts import KnownFacts
+from build.plan_keys import FACT_INPUTS, KEY_FORMAT, cell_inputs, digest
 
 CellStatus = Literal["cached", "build", "unsupported"]
 BaseKind = Literal["vendor", "replica", "host"]
 
-KEY_FORMAT = "1"
-"""Part of every key; a new number makes every key new."""
-_FACT_INPUTS = ("torch", "cuda", "gcc", "glibc")
 BY_PATH = "a second file of the same soname does not help: torch loads its own by path"
 
 
@@ -138,7 +132,7 @@ def make_plan(
         inspection,
         base_kind,
         chosen,
-        image_key=_digest(inputs) if inputs else "",
+        image_key=digest(inputs) if inputs else "",
         image_inputs=inputs,
         complete=len(chosen) == len(ordered),
         facts=known.base,
@@ -148,18 +142,18 @@ def make_plan(
 def with_warm(plan: TargetPlan) -> TargetPlan:
     """The same image with warm caches: another key, and every component's as it was."""
     inputs = {**plan.image_inputs, "warm": "yes"} if plan.image_inputs else {}
-    return dataclasses.replace(plan, warm=True, image_inputs=inputs, image_key=_digest(inputs) if inputs else "")
+    return dataclasses.replace(plan, warm=True, image_inputs=inputs, image_key=digest(inputs) if inputs else "")
 
 
 def without_warm(plan: TargetPlan) -> TargetPlan:
     """The same image without warm caches."""
     inputs = {name: value for name, value in plan.image_inputs.items() if name != "warm"}
-    return dataclasses.replace(plan, warm=False, image_inputs=inputs, image_key=_digest(inputs) if inputs else "")
+    return dataclasses.replace(plan, warm=False, image_inputs=inputs, image_key=digest(inputs) if inputs else "")
 
 
 def _unknown_inputs(cell: Cell) -> dict[str, None]:
     """Those of a cell's inputs that nobody knows yet: null in JSON, while "none" is a fact."""
-    return dict.fromkeys(_FACT_INPUTS) if cell.expected and cell.component.kind != "overlay" else {}
+    return dict.fromkeys(FACT_INPUTS) if cell.expected and cell.component.kind != "overlay" else {}
 
 
 def _cell(component: Component, known: KnownFacts, cached: Callable[[str], bool]) -> Cell:
@@ -167,7 +161,7 @@ def _cell(component: Component, known: KnownFacts, cached: Callable[[str], bool]
     if reason:
         return Cell(known.target.name, component, "unsupported", reason=reason, expected=known.inspection is None)
     notes = _notes(component, known)
-    inputs = _cell_inputs(component, known)
+    inputs = cell_inputs(component, known)
     if known.inspection is None:
         held = "no facts yet" if known.unknown else "expected facts only"
         why = f"{held}: the key, and whether it is cached, are known once {known.speaker} was inspected"
@@ -176,7 +170,7 @@ def _cell(component: Component, known: KnownFacts, cached: Callable[[str], bool]
             known.target.name, component, "build", reason=why, inputs=inputs, expected=True, notes=notes,
             undecided=undecided,
         )  # fmt: skip
-    key = _digest(inputs)
+    key = digest(inputs)
     return Cell(known.target.name, component, "cached" if cached(key) else "build", key, inputs=inputs, notes=notes)
 
 
@@ -232,66 +226,6 @@ def _notes(component: Component, known: KnownFacts) -> tuple[str, ...]:
     return (*notes, f"replaces {label} {held} in the file that torch loads")
 
 
-def _cell_inputs(component: Component, known: KnownFacts) -> dict[str, str]:
-    """What can change the component's binary, by name; nothing of the base's identity, which a rebuild changes."""
-    inputs = {
-        "format": KEY_FORMAT,
-        "component": component.name,
-        "kind": component.kind,
-        "version": component.version,
-        "source": known.sources.get(f"source:{component.name}", ""),
-    }
-    seen = known.inspection
-    inputs["machine"] = seen.machine if seen is not None else "x86_64"
-    if component.kind == "overlay":
-        return inputs
-    facts = known.facts
-    inputs |= {
-        fact: facts.get(fact) or "none" for fact in _FACT_INPUTS if facts.get(fact) or fact not in known.unstated
-    }
-    inputs["recipe"] = known.sources.get(f"recipe:{component.name}", "")
-    inputs["builder"] = known.sources.get("builder", "")
-    inputs["environment"] = json.dumps(dict(component.environment), sort_keys=True)
-    if component.shims:
-        inputs["shims"] = known.sources.get(f"shims:{component.name}", "")
-    if "nccl" in component.requires:
-        inputs["nccl"] = _nccl_headers(known)
-    if seen is None:
-        return inputs
-    inputs |= {"python_tag": seen.python_tag, "ext_suffix": seen.ext_suffix, "torch_git": seen.torch_git or "none"}
-    if seen.cuda is not None:
-        inputs["cuda_headers"] = _cuda_headers(seen, known.sources)
-    if "nccl" in component.requires and seen.nccl_loaded is not None:
-        inputs["nccl_folder"] = str(PurePosixPath(seen.nccl_loaded).parent)  # DeepEP's RPATH
-    return inputs
-
-
-def _nccl_headers(known: KnownFacts) -> str:
-    """The version of the headers that a compile sees: the overlay's where there is one, else the base's."""
-    planned = known.facts.get("nccl")
-    if known.inspection is None or planned != known.base.get("nccl"):
-        return planned or "none"
-    return known.inspection.nccl_header or planned or "none"
-
-
-def _cuda_headers(seen: Inspection, sources: Mapping[str, str]) -> str:
-    """Every distribution that can carry CUDA's headers, NCCL's apart, and the tool kit or what stands in for it."""
-    own = cuda_headers.own_headers(seen.cuda, seen.nvcc if cuda_headers.has_kit(seen) else None)
-    over = cuda_headers.laid_over(own, cuda_headers.locked_versions(sources))
-    kit = f"nvcc=={seen.nvcc}"
-    if over is not None:
-        step = sources.get("headers", "none")[:16]
-        kit = f"{kit if cuda_headers.has_kit(seen) else 'wheels'} below {sources[f'cuda:{over}'][:16]} by {step}"
-    elif not cuda_headers.has_kit(seen):
-        kit = f"builder=={sources.get(f'cuda:{seen.cuda}', 'none')[:16]}"
-    held = [
-        f"{name}=={version}"
-        for name, version in sorted(seen.distributions.items())
-        if name.startswith("nvidia-") and not name.startswith("nvidia-nccl")
-    ]
-    return " ".join([kit, *held])
-
-
 def _image_inputs(known: KnownFacts, cells: Sequence[Cell]) -> dict[str, str]:
     assert known.inspection is not None
     toolchain = known.target.toolchain
@@ -312,7 +246,3 @@ def _closure(names: Sequence[str], components: Sequence[Component]) -> set[str]:
     chosen = {component.name for component in components if component.name in names}
     needed = {fact for component in components if component.name in chosen for fact in component.requires}
     return chosen | {component.name for component in components if component.provides in needed}
-
-
-def _digest(inputs: Mapping[str, str]) -> str:
-    return hashlib.sha256(json.dumps(dict(inputs), sort_keys=True).encode()).hexdigest()
