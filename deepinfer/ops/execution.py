@@ -17,6 +17,8 @@ from deepinfer.ops.tolerance import difference
 
 Storages = dict[int, torch.Tensor]
 _AT_A_TIME = 2**26
+_KEPT = 2**31
+"""Bytes of a GPU that a process may keep for its next case."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,10 @@ def execute(factory: dispatch.Factory, call: Call, device: torch.device | str, *
 def run(name: str, call: Call, backend: str, device: torch.device | str) -> Outcome:
     """Run a kernel of a backend by its factory's name. A fallback to another backend is an error."""
     with dispatch.using(dispatch.Settings(backend, strict=True)):
-        return execute(own_factory(name, backend), call, device, watch=backend == "triton")
+        found = execute(own_factory(name, backend), call, device, watch=backend == "triton")
+    if torch.device(device).type == "cuda" and torch.cuda.memory_reserved() > _KEPT:
+        torch.cuda.empty_cache()  # other processes share the GPU's memory
+    return found
 
 
 def own_factory(name: str, backend: str) -> dispatch.Factory:
