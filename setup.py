@@ -36,6 +36,7 @@ COMPILE_FLAGS = [
 ]
 SOURCES = [
     *("abi", "arguments", "blake2b", "block_manager", "engine_bindings", "module", "prefix_bindings", "prefix_index"),
+    *("sampler_bindings", "sampler_inputs"),
 ]
 
 

@@ -92,6 +92,12 @@ def why_absent() -> str:
     return "deepinfer._C was not built into this installation"
 
 
+def what_it_lacks(module: ModuleType) -> list[str]:
+    """Names that the twin has and this compiled module has not, as after an update of the sources alone."""
+    twin = importlib.import_module("deepinfer._python.engine")
+    return [f"engine.{name}" for name in twin.__all__ if not hasattr(module.engine, name)]
+
+
 class _CheckedLoader(importlib.machinery.ExtensionFileLoader):
     """Refuses an extension that was built for another torch; torch's libraries are loaded by then."""
 
@@ -130,7 +136,11 @@ def load() -> tuple[ModuleType, str]:
     try:
         if locate() is None:
             raise NativeError(why_absent(), next_step=rebuild_command())
-        return importlib.import_module(NAME), ""
+        module = importlib.import_module(NAME)
+        missing = what_it_lacks(module)
+        if missing:
+            raise NativeError(f"deepinfer._C is older than its sources: it lacks {', '.join(missing)}")
+        return module, ""
     except ImportError as problem:
         error = problem
     reason = error.what if isinstance(error, NativeError) else f"deepinfer._C does not load: {error}"

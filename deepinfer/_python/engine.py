@@ -1,4 +1,4 @@
-"""Block accounting, known prefixes and token-id encoding, as `deepinfer._C.engine` has them."""
+"""Block accounting, known prefixes, token-id encoding and the sampler's inputs, as `deepinfer._C.engine` has them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,24 @@ from typing import TYPE_CHECKING, Final, NoReturn, SupportsIndex
 
 from deepinfer._python.integers import MAX_INT32, as_integer
 from deepinfer._python.prefix_index import HASH_BYTES, PrefixIndex, hash_blocks
+from deepinfer._python.sampler_inputs import prepare_sampler_inputs
+from deepinfer._python.sequences import SamplingValues, SequenceData, SequenceMetadata
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["HASH_BYTES", "Allocation", "BlockManager", "PrefixIndex", "encode_compressed", "hash_blocks"]
+__all__ = [
+    "HASH_BYTES",
+    "BlockManager",
+    "PrefixIndex",
+    "SamplingValues",
+    "SequenceData",
+    "SequenceMetadata",
+    "encode_compressed",
+    "hash_blocks",
+    "prepare_sampler_inputs",
+]
 
 LOCK_TIMEOUT_S: Final = 20.0
 

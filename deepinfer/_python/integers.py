@@ -18,3 +18,11 @@ def as_integer(value: SupportsIndex, name: str) -> int:
     if not -MAX_INT64 - 1 <= index <= MAX_INT64:
         raise ValueError(f"{name} does not fit 64 bits")
     return index
+
+
+def as_bounded(value: SupportsIndex, name: str, lowest: int) -> int:
+    """An integer from `lowest` to the largest int32."""
+    number = as_integer(value, name)
+    if not lowest <= number <= MAX_INT32:
+        raise ValueError(f"{name} must be {lowest} to {MAX_INT32}, not {number}")
+    return number

@@ -1,5 +1,6 @@
 #include "arguments.hpp"
 
+#include <limits>
 #include <string>
 
 namespace py = pybind11;
@@ -21,6 +22,16 @@ std::int64_t as_integer(py::handle value, const char* name) {
         throw py::value_error(std::string(name) + " does not fit 64 bits");
     }
     return result;
+}
+
+std::int32_t as_bounded(py::handle value, const char* name, std::int32_t lowest) {
+    constexpr auto highest = std::numeric_limits<std::int32_t>::max();
+    const auto number = as_integer(value, name);
+    if (number < lowest || number > highest) {
+        throw py::value_error(std::string(name) + " must be " + std::to_string(lowest) + " to " +
+                              std::to_string(highest) + ", not " + std::to_string(number));
+    }
+    return static_cast<std::int32_t>(number);
 }
 
 }  // namespace deepinfer

@@ -97,6 +97,7 @@ void bind_block_manager(py::module_& module) {
 void bind_engine(py::module_& module) {
     bind_block_manager(module);
     bind_prefix_index(module);
+    bind_sampler_inputs(module);
     module.def("encode_compressed", &encode_compressed, py::arg("ids").noconvert(), py::arg("table").noconvert(),
                py::arg("sentinel"), "table[id] for each id, sentinel for an id outside the table. int32 arrays [n], [m].");
 }

@@ -17,7 +17,8 @@ py::module_ add_submodule(py::module_& parent, const char* name, const char* doc
 PYBIND11_MODULE(_C, module) {
     module.doc() = "The engine's compiled part. deepinfer._python is the same interface in Python.";
     module.attr("abi") = py::module_::import("json").attr("loads")(deepinfer::abi_json());
-    auto engine = add_submodule(module, "engine", "Block accounting and token-id encoding.");
+    auto engine =
+        add_submodule(module, "engine", "Block accounting, known prefixes, token-id encoding and the sampler's inputs.");
     deepinfer::bind_engine(engine);
     auto graph_timer = add_submodule(module, "graph_timer", "Events inside CUDA graphs.");
     deepinfer::bind_graph_timer(graph_timer);

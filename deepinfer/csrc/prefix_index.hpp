@@ -34,7 +34,8 @@ public:
 
     // Blocks of the longest beginning, at most `max_blocks` long, that is known whole and ends with a snapshot, and the
     // snapshot's slot, each with one reference more; none and 0 where there is no such beginning.
-    std::pair<std::vector<std::int32_t>, std::int32_t> match(const std::vector<Digest>& hashes, std::int64_t max_blocks);
+    std::pair<std::vector<std::int32_t>, std::int32_t> match(const std::vector<Digest>& hashes,
+                                                             std::int64_t max_blocks);
     // Knows a block in use by its hash, and with `slot` (not 0) a slot in use. Where another block is known by the hash
     // that one stays, and may get the slot. Whether `block` is the one that is known.
     bool insert(const Digest& hash, std::int64_t block, std::int64_t slot);

@@ -86,6 +86,16 @@ def test_a_fitting_note_on_a_broken_library_is_a_reason_too(package_with_c: Path
     assert "deepinfer._C does not load" in done.stderr
 
 
+def test_an_extension_that_is_older_than_the_sources_is_told(package_with_c: Path, run_python: Run) -> None:
+    twin = package_with_c / "deepinfer" / "_python" / "engine.py"
+    twin.write_text(twin.read_text() + "\n\n__all__ += ['come_later']\n")
+    done = run_python("-c", USE, path=[package_with_c])
+    assert done.stdout == "deepinfer._python.engine deepinfer._python.graph_timer\n", done.stderr
+    assert "deepinfer._C is older than its sources: it lacks engine.come_later;" in done.stderr
+    done = run_python("-c", USE, path=[package_with_c], DEEPINFER_REQUIRE_C="1")
+    assert done.returncode == 1 and "NativeError" in done.stderr and "it lacks engine.come_later" in done.stderr
+
+
 def test_without_the_extension_the_twin_is_used(package: Path, run_python: Run) -> None:
     done = run_python("-c", USE, path=[package])
     assert done.stdout.startswith("deepinfer._python.engine")
