@@ -21,8 +21,9 @@ from build.call import CallFailed
 from build.errors import BuildError, EnvironmentCannot, UsageError, of_system
 
 _OF_SIGNAL = 128
-TROUBLE = (BuildError, CallFailed, DockerException, OSError)
+TROUBLE = (BuildError, CallFailed, DockerException, OSError, RecursionError)
 """What `as_build_error` can tell."""
+Trouble = BuildError | CallFailed | DockerException | OSError | RecursionError
 
 
 class Answer:
@@ -92,7 +93,7 @@ def _terminated(number: int, frame: FrameType | None) -> NoReturn:
     raise _Terminated
 
 
-def as_build_error(problem: BuildError | CallFailed | DockerException | OSError) -> BuildError:
+def as_build_error(problem: Trouble) -> BuildError:
     """The failure of a program or of the system as an error that a user can act on; a BuildError is one already."""
     if isinstance(problem, BuildError):
         return problem
@@ -115,10 +116,16 @@ def as_build_error(problem: BuildError | CallFailed | DockerException | OSError)
             cause="it was stopped meanwhile, its disk is full, or somebody removed what was being used",
             next_step="run the command again; `./run doctor` says whether the engine answers and has room",
         )
+    if isinstance(problem, RecursionError):
+        return EnvironmentCannot(
+            f"a file that was read is nested too deeply: {problem}",
+            cause="it is damaged, or somebody made it to break what reads it",
+            next_step="DEEPINFER_DEBUG=1 shows which; what is in the build cache can be removed, and is made again",
+        )
     return of_system(problem)
 
 
-def told_of(problem: BuildError | CallFailed | DockerException | OSError) -> BuildError:
+def told_of(problem: Trouble) -> BuildError:
     """Tell a failure on stderr, with DEEPINFER_DEBUG=1 and its traceback; returns it as `as_build_error` does."""
     told = as_build_error(problem)
     show_traceback()

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import functools
+import os
 import shutil
 from pathlib import Path
 
 import docker
+import docker.auth
+from docker.errors import InvalidConfigFile
 from docker.tls import TLSConfig
 
 from build.call import call
@@ -38,8 +41,35 @@ def build_command() -> tuple[str, ...]:
     )
 
 
+_MALFORMED = (AttributeError, TypeError, KeyError, IndexError, RecursionError, InvalidConfigFile)
+"""What the docker package raises for JSON of another shape than Docker writes."""
+
+
 def client_of(named: Endpoint) -> docker.DockerClient:
-    """A client of the docker package, which by itself knows DOCKER_HOST, but no contexts and no ssh command."""
+    """A client of the docker package, which by itself knows DOCKER_HOST, but no contexts and no ssh command.
+
+    Raises EnvironmentCannot where Docker's configuration file is not as Docker writes it.
+    """
+    try:
+        docker.auth.load_config()
+    except (*_MALFORMED, ValueError) as problem:
+        raise _misread(problem) from problem
+    try:
+        return _client(named)
+    except _MALFORMED as problem:  # the file's proxies and headers
+        raise _misread(problem) from problem
+
+
+def _misread(problem: Exception) -> EnvironmentCannot:
+    place = Path(os.environ.get("DOCKER_CONFIG") or Path("~/.docker").expanduser()) / "config.json"
+    return EnvironmentCannot(
+        f"{place} is not as Docker writes it",
+        cause=str(problem)[:200],
+        next_step="mend it or move it away (`docker login` writes it anew), or set DOCKER_CONFIG to another folder",
+    )
+
+
+def _client(named: Endpoint) -> docker.DockerClient:
     if named.host.startswith("ssh://"):
         return docker.DockerClient(base_url=local_address(named.host), timeout=CONNECT_SECONDS)
     if not named.of_context:

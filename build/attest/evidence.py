@@ -79,7 +79,7 @@ def read_evidence(path: Path) -> Evidence:
     try:
         manifest = json.loads(path.read_text())
         problem = shape_problem(manifest)
-    except (OSError, ValueError) as damaged:
+    except (OSError, ValueError, RecursionError) as damaged:
         problem = str(damaged)
     if problem:
         raise GateFailed(
@@ -133,7 +133,7 @@ def _document(folder: Path, told: Mapping[str, str] | None) -> Document | None:
     try:
         found = file_sha256(path)
         content = json.loads(path.read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         pass  # what is missing or damaged has another sum than the recorded one, which is told
     return Document(
         path, told["sha256"], found, str(told.get("format")), content if isinstance(content, dict) else None

@@ -73,7 +73,7 @@ def _from_variables(variables: Mapping[str, str]) -> Credentials | None:
 def _from_docker(host: str) -> Credentials | None:
     try:
         found: Any = docker.auth.load_config().resolve_authconfig(host)
-    except (DockerException, OSError, ValueError) as problem:
+    except (DockerException, OSError, ValueError, AttributeError, TypeError, RecursionError) as problem:
         raise EnvironmentCannot(
             f"the password of {host} cannot be had from Docker's configuration",
             cause=str(problem).splitlines()[0][:200],

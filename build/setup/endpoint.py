@@ -73,6 +73,6 @@ def _read(path: Path) -> dict[str, Any]:
     """A JSON object; an empty one where there is none, or it cannot be read, as Docker's command takes it."""
     try:
         read = json.loads(path.read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return read if isinstance(read, dict) else {}

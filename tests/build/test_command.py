@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -158,6 +159,12 @@ def test_folders_are_absolute_without_dots_and_links(tmp_path: Path, monkeypatch
     for text in ("~no-such-user/x", "nul\0byte"):
         with pytest.raises(UsageError, match="--prefix"):
             folder("prefix", text)
+
+
+def test_a_file_that_is_nested_too_deeply_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(RecursionError) as deep:
+        json.loads("[" * 100_000)
+    assert ended(deep.value) == 4 and "nested too deeply" in capsys.readouterr().err
 
 
 def test_an_error_without_a_word_of_the_system(capsys: pytest.CaptureFixture[str]) -> None:

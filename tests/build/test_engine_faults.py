@@ -14,6 +14,7 @@ from build.clean.images import clean_images
 from build.containers import CACHE_LABEL, LABEL, Engine
 from build.errors import EnvironmentCannot
 from build.setup import engine_answer
+from build.setup.endpoint import endpoint
 
 
 @pytest.fixture(autouse=True)
@@ -30,6 +31,34 @@ def test_an_address_where_no_engine_is(monkeypatch: pytest.MonkeyPatch, host: st
     with pytest.raises(EnvironmentCannot) as told:
         Engine.connect()
     assert host in told.value.what and told.value.cause and told.value.next_step
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[]", "null", '{"auths": 3}', '{"auths": {"a.example": 3}}', '{"auths": {"a.example": {"auth": "!!!"}}}',
+        '{"auths": {"a.example": {"auth": 5}}}', '{"proxies": 7}', '{"proxies": {"default": 3}}', pytest.param("[" * 100_000, id="deep"),
+    ],
+)  # fmt: skip
+def test_a_configuration_of_dockers_that_it_did_not_write(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, silent: str, text: str
+) -> None:
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+    monkeypatch.setenv("DOCKER_HOST", silent)
+    monkeypatch.setattr(docker_client, "CONNECT_SECONDS", 0.3)
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(EnvironmentCannot, match="is not as Docker writes it") as told:
+        Engine.connect()
+    assert "DOCKER_CONFIG" in told.value.next_step
+    assert endpoint().host == silent
+    monkeypatch.delenv("DOCKER_HOST")
+    assert endpoint().host == "", "as Docker's command takes it"
+
+
+def test_a_scheme_that_no_engine_is_reached_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    for host in ("fd://", "npipe:////./pipe"):
+        monkeypatch.setenv("DOCKER_HOST", host)
+        assert "and not with unix:, tcp: or ssh:" in engine_answer.refusal()
 
 
 @pytest.fixture

@@ -117,6 +117,16 @@ def test_the_password_of_a_helper(docker_config: Path, tmp_path: Path, monkeypat
         find_credentials("registry.example.org")
 
 
+@pytest.mark.parametrize(
+    "text", ['{"credsStore": 3}', '{"credHelpers": 3}', '{"auths": 3}', "[]", pytest.param("[" * 100_000, id="deep")]
+)
+def test_a_configuration_of_dockers_that_it_did_not_write(docker_config: Path, text: str) -> None:
+    docker_config.write_text(text)
+    with pytest.raises(EnvironmentCannot, match="cannot be had from Docker's configuration") as told:
+        find_credentials("registry.example.org", {})
+    assert "docker login" in told.value.next_step
+
+
 def test_variables_go_before_docker_and_must_agree(docker_config: Path, tmp_path: Path) -> None:
     file = tmp_path / "secret"
     file.write_text("hunter2\n")

@@ -26,7 +26,17 @@ def ground(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ground:
     return make_ground(tmp_path)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"image_id": 1, "labels": {}, "cells": [], "inspection": 1}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        pytest.param("[" * 100_000, id="deep"),
+        "[]",
+        "{}",
+        '{"image_id": 1, "labels": {}, "cells": [], "inspection": 1}',
+    ],
+)
 def test_a_file_that_is_no_manifest(tmp_path: Path, text: str) -> None:
     path = tmp_path / "m.json"
     path.write_text(text)
