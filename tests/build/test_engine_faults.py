@@ -37,7 +37,8 @@ def test_an_address_where_no_engine_is(monkeypatch: pytest.MonkeyPatch, host: st
     "text",
     [
         "[]", "null", '{"auths": 3}', '{"auths": {"a.example": 3}}', '{"auths": {"a.example": {"auth": "!!!"}}}',
-        '{"auths": {"a.example": {"auth": 5}}}', '{"proxies": 7}', '{"proxies": {"default": 3}}', pytest.param("[" * 100_000, id="deep"),
+        '{"auths": {"a.example": {"auth": 5}}}', '{"proxies": 7}', '{"proxies": {"default": 3}}',
+        pytest.param("[" * 100_000, id="deep"),
     ],
 )  # fmt: skip
 def test_a_configuration_of_dockers_that_it_did_not_write(
