@@ -1,0 +1,213 @@
+"""Grammars of xgrammar, behind an interface of our own."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+import os
+import re
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from deepinfer.errors import DeepInferError
+from deepinfer.sampling.masks import words_of
+from deepinfer.sampling.params import Structure
+from deepinfer.structured_output.regex import checked_regex
+from deepinfer.structured_output.schema import check_schema
+
+LONGEST_GRAMMAR = 2**18
+"""Characters of a grammar. Longer ones take many seconds to compile, which other requests would wait for."""
+WHITESPACE = 32
+"""Whitespace characters between two elements of JSON: enough to indent, and an end to a model that writes no other."""
+CACHE_BYTES = 2**28
+SLOWEST_STEP = 2.0
+"""Seconds of computing that one token of a grammar may take: some ambiguous grammars take ever longer."""
+OLDEST = (0, 2, 9)
+_INSTALL = "pip install 'deepinfer-hopper[structured]', or leave `structure` out"
+_CONTROLS = frozenset(range(32)) - {ord("\n")}
+"""Bytes that are in no JSON text, but for tabs and carriage returns between elements, which are not needed there."""
+_PLACE = re.compile(r"^\[\d\d:\d\d:\d\d\] \S+:\d+: ")
+_log = logging.getLogger("deepinfer.structured_output")
+
+
+class Vocabulary(Protocol):
+    """What is asked of a tokenizer (deepinfer.tokenizer.Tokenizer)."""
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """Tokens that are no text."""
+
+    def bytes_of(self, token: int) -> bytes:
+        """What a token stands for; b'' for an id that is none."""
+
+
+class Matcher:
+    """How far the text of one completion has got in its grammar.
+
+    finished: the text is complete and its end token was taken. problem: why no token can follow; '' while one can.
+    """
+
+    def __init__(self, matcher: Any, vocab_size: int) -> None:
+        self.finished = False
+        self.problem = ""
+        self._matcher = matcher
+        self._words = words_of(vocab_size)
+
+    def fill(self) -> torch.Tensor:
+        """Which tokens may follow: an int32 bitmask [ceil(V / 32)] on the host, as `SampleRow.mask` takes it.
+
+        The end token is among them where the text may end. Nothing is where `finished` or `problem` says so; a row
+        sampled with such a mask fails.
+        """
+        mask = torch.zeros(self._words, dtype=torch.int32)
+        if self.finished or self.problem:
+            return mask
+        started = time.thread_time()
+        self._matcher.fill_next_token_bitmask(mask.view(1, -1), 0)
+        self._watch(started)
+        if not mask.any():
+            self.problem = "structure: no token of the vocabulary can follow in this grammar"
+        return mask.zero_() if self.problem else mask
+
+    def accept(self, token: int) -> bool:
+        """Take the token that follows; False, and nothing changes, where the grammar does not allow it."""
+        if self.finished or self.problem or token < 0:
+            return False
+        started = time.thread_time()
+        taken = bool(self._matcher.accept_token(token))
+        self._watch(started)
+        self.finished = taken and bool(self._matcher.is_terminated())
+        return taken
+
+    def _watch(self, started: float) -> None:
+        if time.thread_time() - started > SLOWEST_STEP:
+            self.problem = f"structure: a single token of this grammar takes more than {SLOWEST_STEP:g} s to match"
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """A structure compiled for a vocabulary. It may be shared by any number of completions."""
+
+    compiled: Any
+    vocab_size: int
+
+    def matcher(self) -> Matcher:
+        """The grammar at its beginning, for one completion."""
+        return Matcher(_library().GrammarMatcher(self.compiled), self.vocab_size)
+
+
+class GrammarCompiler:
+    """Compiles structures for one tokenizer, keeping what it compiled. Any thread may use it."""
+
+    def __init__(self, tokenizer: Vocabulary, vocab_size: int, stop_ids: Sequence[int]) -> None:
+        """vocab_size: the model's, columns of its logits. stop_ids: tokens of which one ends a complete text."""
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._stop_ids = list(stop_ids)
+        self._lock = threading.Lock()
+        self._compilers: dict[bool, Any] = {}
+
+    def compile(self, structure: Structure) -> Grammar:
+        """The grammar of a structure.
+
+        "json" is JSON with up to 32 blanks and line ends between elements; properties come in the schema's order,
+        and there are none that it does not name, unless it says additionalProperties. oneOf counts as anyOf. What else
+        cannot be enforced is refused, as are schemas that leave no value. A regular expression matches the whole text.
+        "ebnf" starts at the rule `root`.
+
+        Raises:
+            ValueError: the structure is wrong or cannot be enforced; the message begins with its field's name.
+            DeepInferError: xgrammar is not there.
+        """
+        if isinstance(structure.grammar, str) and len(structure.grammar) > LONGEST_GRAMMAR:
+            raise ValueError(f"structure: a grammar may have {LONGEST_GRAMMAR} characters, this one is longer")
+        compiler = self._started(structure.kind)
+        try:
+            compiled = _compiled(compiler, structure)
+        except ValueError as problem:
+            raise ValueError(f"structure: the {_name(structure)} cannot be taken: {problem}") from problem
+        except Exception as problem:  # the library raises RuntimeError and types of its own
+            raise ValueError(f"structure: the {_name(structure)} cannot be taken: {_told(problem)}") from problem
+        grammar = Grammar(compiled, self._vocab_size)
+        first = grammar.matcher()
+        first.fill()
+        if first.problem:
+            raise ValueError(f"structure: the {_name(structure)} cannot be taken: no text matches it")
+        return grammar
+
+    def _started(self, kind: str) -> Any:
+        with self._lock:
+            found = self._compilers.get(kind == "json")
+            if found is None:
+                library = _library()
+                pieces = [self._piece(token, json=kind == "json") for token in range(self._vocab_size)]
+                vocabulary = library.TokenizerInfo(
+                    pieces, library.VocabType.RAW, vocab_size=self._vocab_size, stop_token_ids=self._stop_ids
+                )
+                threads = min(8, os.cpu_count() or 1)
+                found = library.GrammarCompiler(vocabulary, max_threads=threads, cache_limit_bytes=CACHE_BYTES)
+                self._compilers[kind == "json"] = found
+            return found
+
+    def _piece(self, token: int, *, json: bool) -> bytes:
+        """A token's bytes, b'' for one that is never allowed: special ones and, in JSON, those with control characters.
+
+        xgrammar lets these into strings whose length is limited, where JSON has to escape them.
+        """
+        piece = b"" if token in self._tokenizer.special_ids else self._tokenizer.bytes_of(token)
+        return b"" if json and not _CONTROLS.isdisjoint(piece) else piece
+
+
+def _library() -> Any:
+    try:
+        library = importlib.import_module("xgrammar")
+    except Exception as problem:  # a library that cannot be loaded raises OSError, RuntimeError and others
+        raise DeepInferError(
+            f"structured output needs the package xgrammar, which cannot be imported: {problem}",
+            cause="it is not installed" if isinstance(problem, ImportError) else "it does not fit what it lies beside",
+            next_step=_INSTALL,
+        ) from problem
+    version = str(getattr(library, "__version__", ""))
+    numbers = tuple(int(one) for one in re.findall(r"\d+", version)[:3])
+    if numbers < OLDEST:
+        raise DeepInferError(
+            f"structured output needs xgrammar {'.'.join(map(str, OLDEST))}, and {version or 'an older one'} is here",
+            cause="older ones take some JSON schemas and patterns for wider than they are",
+            next_step=_INSTALL,
+        )
+    return library
+
+
+def _compiled(compiler: Any, structure: Structure) -> Any:
+    if structure.kind == "json":
+        schema = structure.grammar if isinstance(structure.grammar, dict) else json.loads(str(structure.grammar))
+        check_schema(schema)
+        text = json.dumps(schema, allow_nan=False)
+        return compiler.compile_json_schema(text, max_whitespace_cnt=WHITESPACE)
+    if structure.kind == "regex":
+        return compiler.compile_regex(checked_regex(str(structure.grammar)))
+    if structure.kind == "ebnf":
+        return compiler.compile_grammar(structure.grammar)
+    return compiler.compile_grammar("root ::= " + " | ".join(map(_literal, structure.grammar)))
+
+
+def _literal(text: str) -> str:
+    """A text as EBNF writes it."""
+    text.encode()  # half a surrogate pair is no text: UnicodeEncodeError is a ValueError
+    return '"' + "".join(letter if letter.isalnum() else f"\\U{ord(letter):08x}" for letter in text) + '"'
+
+
+def _name(structure: Structure) -> str:
+    return {"json": "JSON schema", "regex": "regular expression", "ebnf": "grammar", "choice": "choice"}[structure.kind]
+
+
+def _told(problem: Exception) -> str:
+    """What xgrammar says, without its clock and the line of its source."""
+    _log.debug("xgrammar: %s", problem)
+    return _PLACE.sub("", str(problem).strip()).splitlines()[0][:300] if str(problem).strip() else repr(problem)

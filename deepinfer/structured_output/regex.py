@@ -1,0 +1,106 @@
+"""Regular expressions as xgrammar takes them: what it would misread is refused, anchors at the ends are left out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+_CLASSES = "dDwWsS"
+_CONTROLS = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "v": "\v", "0": "\0"}
+_HEX = {"x": 2, "u": 4}
+_SPECIAL_GROUP = re.compile(r"\(\?(?!:|<\w)<?.?")
+"""All but (?:…) and (?<name>…): lookahead would be passed over in patterns of JSON strings."""
+_JUDGED_LATER = "bBkpPc123456789"
+"""Escapes that xgrammar refuses itself, saying why."""
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A letter or an escape of an expression. letter: what it stands for, '' for a class or a syntax letter.
+
+    place: where it begins. depth: of how many groups it is in. inside: of how many units its [class] is before it;
+    None outside.
+    """
+
+    text: str
+    letter: str
+    place: int
+    depth: int
+    inside: int | None
+
+
+def units(pattern: str) -> Iterator[Unit]:
+    """The units of an expression in order. Raises ValueError at what xgrammar would pass over or take for a letter."""
+    depth, place, inside = 0, 0, None
+    while place < len(pattern):
+        text = _escape(pattern, place) if pattern[place] == "\\" else pattern[place]
+        special = _SPECIAL_GROUP.match(pattern, place) if inside is None and len(text) == 1 else None
+        if special:
+            raise ValueError(f"a group with {special[0]}, as at position {place}, is not known here")
+        syntax = len(text) == 1 and (text in "]^-" if inside is not None else text in "()[|^$.*+?{}")
+        depth -= inside is None and text == ")"
+        yield Unit(text, "" if syntax else _letter(text), place, depth, inside)
+        depth += inside is None and text == "("
+        if inside is not None:
+            inside = None if text == "]" else inside + 1
+        elif text == "[":
+            inside = 0
+        place += len(text)
+
+
+def checked_regex(pattern: str) -> str:
+    """The expression without anchors where they say nothing new: the whole text has to match anyway.
+
+    Raises:
+        ValueError: an anchor is within the expression, an escape is none, or a group is more than a group.
+    """
+    kept = []
+    found = list(units(pattern))
+    for index, unit in enumerate(found):
+        before = found[index - 1].text if index else "|"
+        after = found[index + 1].text if index + 1 < len(found) else "|"
+        if unit.inside is None and unit.text in "^$":
+            if unit.depth or (before if unit.text == "^" else after) != "|":
+                raise ValueError(f"{unit.text} at position {unit.place} is within the text, which has to match whole")
+        else:
+            kept.append(unit.text)
+    return "".join(kept)
+
+
+def check_string_pattern(pattern: str) -> None:
+    """Refuse an expression for a JSON string that names a letter which JSON writes with a backslash.
+
+    xgrammar would write such a letter as it is, and the text would be no JSON. In a [class] with others it leaves the
+    letter out, which is right.
+
+    Raises:
+        ValueError: it names a quote, a backslash or a control character.
+    """
+    found = [*units(checked_regex(pattern)), Unit("", "", 0, 0, None)]
+    for unit, after in pairwise(found):
+        alone = unit.inside is None or (unit.inside == 0 and after.text == "]")
+        if alone and unit.letter and (unit.letter in '"\\' or unit.letter < " "):
+            raise ValueError(f"the pattern {pattern!r} names {unit.letter!r}, which JSON has to write as an escape")
+
+
+def _escape(pattern: str, place: int) -> str:
+    kind = pattern[place + 1 : place + 2]
+    if kind.isascii() and kind.isalnum() and kind not in (*_CLASSES, *_CONTROLS, *_HEX, *_JUDGED_LATER):
+        raise ValueError(f"\\{kind} at position {place} is no escape that is known here")
+    if kind == "u" and pattern[place + 2 : place + 3] == "{":
+        return pattern[place : pattern.find("}", place) + 1] or pattern[place:]
+    return pattern[place : place + 2 + _HEX.get(kind, 0)]
+
+
+def _letter(text: str) -> str:
+    if text[0] != "\\" or len(text) == 1:
+        return text
+    kind = text[1]
+    if kind in _HEX:
+        try:
+            return chr(int(text[2:].strip("{}"), 16))
+        except (ValueError, OverflowError) as problem:
+            raise ValueError(f"{text} is no character") from problem
+    return "" if kind in _CLASSES else _CONTROLS.get(kind, kind)

@@ -1,0 +1,165 @@
+"""JSON schemas whose every word is kept: xgrammar passes over some keywords, and the text would not fit the schema.
+
+A keyword that JSON Schema does not know is a note, as it says, and passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import unquote
+
+from deepinfer.structured_output.regex import check_string_pattern
+
+DEEPEST = 100
+"""Levels of a schema; xgrammar's time grows with their third power."""
+_OF_KIND = {
+    "number": ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
+    "string": ("minLength", "maxLength", "pattern"),
+    "array": ("minItems", "maxItems"),
+    "object": ("required", "minProperties", "maxProperties", "patternProperties", "propertyNames"),
+}
+_SHOWS_KIND = {"array": ("items", "prefixItems"), "object": ("properties",)}
+_NEVER = (
+    "dependentRequired", "dependentSchemas", "dependencies", "if", "not", "contains", "uniqueItems",
+    "$dynamicRef", "$recursiveRef",
+)  # fmt: skip
+_ALONE = ("$ref", "anyOf", "oneOf", "allOf", "enum", "const")
+_ASSERTIONS = {
+    *(word for words in (*_OF_KIND.values(), *_SHOWS_KIND.values()) for word in words), *_NEVER, *_ALONE,
+    "type", "additionalProperties", "unevaluatedItems", "unevaluatedProperties",
+}  # fmt: skip
+_FORMATS = {
+    "date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uri-reference",
+    "uri-template", "uuid", "json-pointer", "relative-json-pointer",
+}  # fmt: skip
+"""Those that are kept; JSON Schema takes others for notes."""
+_TYPES: dict[str, tuple[type, ...]] = {
+    "string": (str,), "integer": (int,), "number": (int, float), "boolean": (bool,), "null": (type(None),),
+    "array": (list,), "object": (dict,),
+}  # fmt: skip
+
+
+def check_schema(schema: object) -> None:
+    """Refuse a schema of which something would not be kept. Its other mistakes are left to xgrammar.
+
+    Raises:
+        ValueError: naming the keyword, where it is as a JSON pointer, and why.
+    """
+    todo: list[tuple[str, object, int]] = [("#", schema, 0)]
+    seen: set[str] = set()
+    while todo:
+        path, part, depth = todo.pop()
+        if path in seen or not isinstance(part, dict):
+            continue
+        seen.add(path)
+        if depth > DEEPEST:
+            raise ValueError(f"it is nested more than {DEEPEST} levels deep")
+        for keyword, why in _problems(part):
+            raise ValueError(f"{keyword!r} at {path} cannot be enforced: {why}")
+        todo += [(f"{path}/{name}", one, depth + 1) for name, one in _parts(part)]
+        reference = part.get("$ref")
+        if isinstance(reference, str):
+            todo.append((reference, _pointed(schema, reference), depth + 1))
+
+
+def _problems(schema: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """What of one level is not kept: keyword and reason."""
+    for word in _NEVER:
+        if schema.get(word, False) is not False:
+            yield word, "a grammar cannot express it"
+    yield from _combined(schema)
+    yield from _without_type(schema)
+    yield from _objects(schema)
+    if "multipleOf" in schema and not (schema.get("type") == "integer" and isinstance(schema["multipleOf"], int)):
+        yield "multipleOf", "it has to be a whole number beside the type integer"
+    if isinstance(schema.get("pattern"), str):
+        try:
+            check_string_pattern(schema["pattern"])
+        except ValueError as problem:
+            yield "pattern", str(problem)
+    reference = schema.get("$ref")
+    if isinstance(reference, str) and reference != "#" and not reference.startswith("#/"):
+        yield "$ref", f"{reference!r} does not point into this schema, as #/$defs/name does"
+
+
+def _combined(schema: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    for word in filter(schema.__contains__, _ALONE):
+        others = sorted(_ASSERTIONS & set(schema) - {word})
+        if word in ("enum", "const") and others == ["type"]:
+            values = schema["enum"] if word == "enum" else [schema["const"]]
+            if not (isinstance(values, list) and all(_is_of(value, schema["type"]) for value in values)):
+                yield word, "a value is not of the type beside it"
+        elif others:
+            yield word, f"{others[0]!r} stands beside it; put that into each alternative or definition"
+    if isinstance(schema.get("allOf"), list) and len(schema["allOf"]) > 1:
+        yield "allOf", "it has more than one schema; write them as one"
+    lengths = [word for word in ("pattern", "minLength", "maxLength") if word in schema]
+    if schema.get("format") in _FORMATS and lengths:
+        yield lengths[0], "a format stands beside it"
+    if "pattern" in schema and len(lengths) > 1:
+        yield lengths[1], "a pattern stands beside it; say the length in the pattern"
+
+
+def _without_type(schema: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    for kind, words in _OF_KIND.items():
+        shown = any(word in schema for word in ("type", *_SHOWS_KIND.get(kind, ())))
+        yield from ((word, f'"type": "{kind}" is missing beside it') for word in words if word in schema and not shown)
+
+
+def _objects(schema: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    properties = schema.get("properties", {})
+    required = schema.get("required", [])
+    if isinstance(required, list) and isinstance(properties, dict):
+        missing = [name for name in required if isinstance(name, str) and name not in properties]
+        if missing:
+            yield "required", f"properties does not have {missing[0]!r}"
+    for word in ("patternProperties", "propertyNames"):
+        if word in schema and properties:
+            yield word, "properties stands beside it"
+    if "patternProperties" in schema and schema.get("additionalProperties", False) is not False:
+        yield "additionalProperties", "patternProperties stands beside it"
+    patterns = schema.get("patternProperties")
+    for pattern in patterns if isinstance(patterns, dict) else ():
+        try:
+            check_string_pattern(pattern)
+        except ValueError as problem:
+            yield "patternProperties", str(problem)
+
+
+def _parts(schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The schemas that a schema is made of, by their path; definitions count where something refers to them."""
+    if isinstance(schema.get("propertyNames"), dict):
+        yield "propertyNames", {"type": "string", **schema["propertyNames"]}
+    for word in ("items", "additionalProperties", "unevaluatedItems", "unevaluatedProperties"):
+        if word in schema:
+            yield word, schema[word]
+    for word in ("properties", "patternProperties"):
+        if isinstance(schema.get(word), dict):
+            yield from ((f"{word}/{_escaped(name)}", one) for name, one in schema[word].items())
+    for word in ("prefixItems", "anyOf", "oneOf", "allOf"):
+        if isinstance(schema.get(word), list):
+            yield from ((f"{word}/{index}", one) for index, one in enumerate(schema[word]))
+
+
+def _pointed(schema: object, reference: str) -> object:
+    """What a reference points to; None where there is nothing."""
+    found: object = schema
+    for step in unquote(reference).split("/")[1:]:
+        name = step.replace("~1", "/").replace("~0", "~")
+        if isinstance(found, list) and name.isdecimal() and int(name) < len(found):
+            found = found[int(name)]
+        else:
+            found = found.get(name) if isinstance(found, dict) else None
+    return found
+
+
+def _escaped(name: str) -> str:
+    return name.replace("~", "~0").replace("/", "~1")
+
+
+def _is_of(value: object, kinds: object) -> bool:
+    names = kinds if isinstance(kinds, list) else [kinds]
+    if isinstance(value, bool):
+        return "boolean" in names
+    return any(isinstance(name, str) and isinstance(value, _TYPES.get(name, ())) for name in names)

@@ -1,0 +1,169 @@
+"""JSON schemas and patterns: what would not be kept is refused by name, and what passes is kept."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from deepinfer.sampling import Structure
+from deepinfer.structured_output import GrammarCompiler
+from deepinfer.structured_output.regex import check_string_pattern, checked_regex
+from deepinfer.structured_output.schema import check_schema
+
+INTEGER = {"type": "integer"}
+
+
+class Bytes:
+    """A vocabulary of the bytes; token 256 ends."""
+
+    special_ids = frozenset({256})
+
+    def bytes_of(self, token: int) -> bytes:
+        return bytes([token]) if token < 256 else b""
+
+
+@pytest.fixture(scope="module")
+def compiler() -> GrammarCompiler:
+    pytest.importorskip("xgrammar", reason="xgrammar is absent: structured output cannot be tried")
+    return GrammarCompiler(Bytes(), 257, [256])
+
+
+def fits(compiler: GrammarCompiler, schema: Any, value: Any) -> bool:
+    """Whether the grammar of a schema takes a value's text to its end."""
+    matcher = compiler.compile(Structure("json", json.dumps(schema))).matcher()
+    return all(matcher.accept(byte) for byte in json.dumps(value, ensure_ascii=False).encode()) and matcher.accept(256)
+
+
+@pytest.mark.parametrize(
+    ("schema", "keyword", "path"),
+    [
+        ({"type": "array", "uniqueItems": True}, "uniqueItems", "#"),
+        ({"not": {"type": "string"}}, "not", "#"),
+        ({"if": {"type": "string"}, "then": {"const": "a"}}, "if", "#"),
+        ({"type": "array", "contains": INTEGER}, "contains", "#"),
+        ({"type": "object", "dependentRequired": {"a": ["b"]}}, "dependentRequired", "#"),
+        ({"type": "number", "multipleOf": 2}, "multipleOf", "#"),
+        ({"type": "integer", "multipleOf": 0.5}, "multipleOf", "#"),
+        ({"anyOf": [INTEGER, {"type": "string"}], "type": "object"}, "anyOf", "#"),
+        ({"allOf": [INTEGER, {"minimum": 3}]}, "allOf", "#"),
+        ({"$defs": {"a": INTEGER}, "$ref": "#/$defs/a", "minimum": 3}, "$ref", "#"),
+        ({"$ref": "https://example.com/schema"}, "$ref", "#"),
+        ({"$ref": "#anchor"}, "$ref", "#"),
+        ({"type": "string", "enum": ["a", 1]}, "enum", "#"),
+        ({"type": "integer", "const": True}, "const", "#"),
+        ({"enum": [1, 2], "minimum": 2}, "enum", "#"),
+        ({"minimum": 3}, "minimum", "#"),
+        ({"minItems": 3}, "minItems", "#"),
+        ({"required": ["a"]}, "required", "#"),
+        ({"type": "object", "properties": {"b": {}}, "required": ["a"]}, "required", "#"),
+        ({"type": "object", "properties": {"a": {}}, "patternProperties": {"^a": {}}}, "patternProperties", "#"),
+        ({"patternProperties": {"^a": {}}, "additionalProperties": {}, "type": "object"}, "additionalProperties", "#"),
+        ({"type": "object", "propertyNames": {"pattern": "(?=a)"}}, "pattern", "#/propertyNames"),
+        ({"type": "string", "pattern": "a", "minLength": 3}, "minLength", "#"),
+        ({"type": "string", "format": "email", "maxLength": 3}, "maxLength", "#"),
+        ({"type": "string", "pattern": 'say "a"'}, "pattern", "#"),
+        ({"type": "object", "patternProperties": {"\\n": {}}}, "patternProperties", "#"),
+        ({"properties": {"a/b": {"items": [{}, {"not": {}}]}}}, "", ""),
+        ({"properties": {"a/b": {"prefixItems": [{}, {"not": {}}]}}}, "not", "#/properties/a~1b/prefixItems/1"),
+        ({"anyOf": [{"$ref": "#/$defs/x"}], "$defs": {"x": {"minimum": 1}}}, "minimum", "#/$defs/x"),
+    ],
+)
+def test_what_a_grammar_would_pass_over_is_refused(schema: Any, keyword: str, path: str) -> None:
+    if not keyword:
+        check_schema(schema)  # left to xgrammar, which refuses a list of items
+        return
+    with pytest.raises(ValueError, match="cannot be enforced") as caught:
+        check_schema(schema)
+    assert str(caught.value).startswith(f"'{keyword}' at {path} cannot")
+
+
+def test_depth_circles_and_definitions_that_nobody_uses() -> None:
+    deep: dict[str, Any] = {"type": "integer"}
+    for _ in range(101):
+        deep = {"type": "array", "items": deep}
+    with pytest.raises(ValueError, match="more than 100 levels"):
+        check_schema(deep)
+    check_schema({"type": "object", "properties": {"next": {"$ref": "#"}, "a": {"$ref": "#/$defs/no"}}})
+    check_schema({"$defs": {"unused": {"not": {}}}, "type": "integer"})
+    check_schema({"properties": {"not": {"type": "string"}, "minimum": {"type": "integer"}}, "required": ["not"]})
+    check_schema({"type": "string", "title": "t", "x-note": {"not": 1}, "format": "password", "minLength": 8})
+    check_schema(True)
+
+
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        ({"type": "integer", "multipleOf": 3}, 9, 10),
+        ({"type": "integer", "minimum": 3, "maximum": 12}, 12, 13),
+        ({"type": "number", "exclusiveMaximum": 3}, 2.5, 3.0),
+        ({"type": "string", "minLength": 2, "maxLength": 3}, "ab\u20ac", "abcd"),
+        ({"type": "string", "pattern": '^[^"x]+$'}, "ab", "ax"),
+        ({"type": "string", "format": "date"}, "2020-01-02", "today"),
+        ({"type": "array", "items": INTEGER, "minItems": 2}, [1, 2], [1]),
+        ({"type": "array", "prefixItems": [INTEGER], "items": {"type": "string"}}, [1, "a"], [1, 1]),
+        ({"items": INTEGER}, [1], ["a"]),
+        ({"type": "object", "properties": {"a": INTEGER}, "required": ["a"]}, {"a": 1}, {}),
+        ({"properties": {"a": INTEGER}, "required": ["a"]}, {"a": 1}, {}),
+        ({"properties": {"a": INTEGER}}, {"a": 1}, {"a": 1, "b": 2}),
+        ({"type": "object", "additionalProperties": INTEGER, "minProperties": 1}, {"b": 1}, {}),
+        ({"type": "object", "patternProperties": {"^a": INTEGER}, "additionalProperties": False}, {"a": 1}, {"b": 1}),
+        ({"type": "object", "propertyNames": {"pattern": "^a$"}}, {"a": 1}, {"b": 1}),
+        ({"anyOf": [INTEGER, {"type": "null"}], "description": "d"}, None, 1.5),
+        ({"allOf": [INTEGER]}, 1, "a"),
+        ({"$defs": {"a": INTEGER}, "$ref": "#/$defs/a", "title": "t"}, 1, "a"),
+        ({"type": ["string", "null"], "minLength": 2}, None, "a"),
+        ({"type": "string", "enum": ["a", "b"]}, "b", "c"),
+        ({"const": 7}, 7, 8),
+    ],
+)
+def test_what_passes_is_kept(compiler: GrammarCompiler, schema: Any, good: Any, bad: Any) -> None:
+    assert fits(compiler, schema, good) and not fits(compiler, schema, bad)
+
+
+@pytest.mark.parametrize("limits", [{}, {"maxLength": 9}, {"minLength": 1}, {"pattern": "[^a]"}, {"pattern": "."}])
+def test_strings_have_no_letter_that_json_escapes(compiler: GrammarCompiler, limits: dict[str, Any]) -> None:
+    grammar = compiler.compile(Structure("json", {"type": "string", **limits}))
+    for byte in (*range(32), ord('"')):
+        matcher = grammar.matcher()
+        assert not all(matcher.accept(one) for one in (ord('"'), byte, ord('"'))), byte
+
+
+def test_blanks_between_elements_have_an_end(compiler: GrammarCompiler) -> None:
+    matcher = compiler.compile(Structure("json", {"type": "array", "items": INTEGER})).matcher()
+    assert matcher.accept(ord("["))
+    taken = 0
+    while taken < 100 and matcher.accept(ord(" ")):
+        taken += 1
+    assert 32 <= taken < 100 and matcher.accept(ord("1"))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("^a+$", "a+"), ("^a$|^b$", "a|b"), ("[^$]\\$\\^", "[^$]\\$\\^"), ("a|", "a|"), ("", ""), ("[a^$]", "[a^$]"),
+        ("(?:a)(?<n>[(?=])\\(?", "(?:a)(?<n>[(?=])\\(?"),
+        ("\\x41\\u0042\\u{1F642}[\\]]", "\\x41\\u0042\\u{1F642}[\\]]"),
+    ],
+)  # fmt: skip
+def test_anchors_at_the_ends_say_nothing_new(pattern: str, expected: str) -> None:
+    assert checked_regex(pattern) == expected
+
+
+@pytest.mark.parametrize(
+    "pattern", ["a^b", "a$b", "(?=a)b", "(?!a)b", "(?i)a", "(?P<n>a)", "(^a)b", "x(a$)", "\\Aa", "a\\Z", "\\Qa", "^^a"]
+)
+def test_what_would_be_misread_is_refused(pattern: str) -> None:
+    with pytest.raises(ValueError, match="at position"):
+        checked_regex(pattern)
+
+
+def test_patterns_of_json_strings_name_no_letter_that_json_escapes() -> None:
+    for pattern in ('[^"]*', "[\\n\\t]", "a.b", "\\w+\\s", '["a]', "\\.", "[^\\\\]", "\\/"):
+        check_string_pattern(pattern)
+    for pattern in ('"', '\\"', "\\\\", "\\n", "a\tb", "\\x22", "\\u005c", "\\u{22}", "[\\t]", '["]', "(?:\\x0a)"):
+        with pytest.raises(ValueError, match="has to write as an escape"):
+            check_string_pattern(pattern)
+    with pytest.raises(ValueError, match="is no character"):
+        check_string_pattern("\\xg1")
