@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import json
 import logging
 import os
@@ -173,11 +174,10 @@ def _library() -> Any:
             cause="it is not installed" if isinstance(problem, ImportError) else "it does not fit what it lies beside",
             next_step=_INSTALL,
         ) from problem
-    version = str(getattr(library, "__version__", ""))
-    numbers = tuple(int(one) for one in re.findall(r"\d+", version)[:3])
-    if numbers < OLDEST:
+    version = importlib.metadata.version("xgrammar")
+    if tuple(int(one) for one in re.findall(r"\d+", version)[:3]) < OLDEST:
         raise DeepInferError(
-            f"structured output needs xgrammar {'.'.join(map(str, OLDEST))}, and {version or 'an older one'} is here",
+            f"structured output needs xgrammar {'.'.join(map(str, OLDEST))}, and {version} is here",
             cause="older ones take some JSON schemas and patterns for wider than they are",
             next_step=_INSTALL,
         )
