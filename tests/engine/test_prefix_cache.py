@@ -232,6 +232,18 @@ def test_each_kind_needs_a_manager_of_its_own(implementation: ModuleType) -> Non
         implementation.engine.PrefixIndex(manager, manager)
 
 
+def test_two_over_the_same_managers_do_not_take_each_others_for_their_own(host: Host) -> None:
+    """A block and a slot that one of them knew are given away, and then known to the other as something else."""
+    other = type(host.index)(host.blocks, host.slots)
+    host.remember(HASHES[:1], snapshots=(1,))
+    table, slots = host.blocks.allocate_nolock(9), host.slots.allocate_nolock(5)
+    assert all(other.insert(*one) for one in zip(OTHER, table[::-1], slots[::-1], strict=False))
+    host.blocks.unpin_blocks(table)
+    host.slots.unpin_blocks(slots)
+    assert host.found(HASHES) == 0 and host.all_free()
+    assert other.match(OTHER, 8)[0][0] == 1, "the block, and under its new hash"
+
+
 def test_it_cannot_be_copied(host: Host) -> None:
     for operation in (copy.copy, copy.deepcopy, pickle.dumps):
         with pytest.raises(TypeError):
