@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import docker
-from docker.errors import APIError, DockerException, ImageNotFound
+from docker.errors import APIError, DockerException, ImageNotFound, NullResource
 
 from build import cache, processes
 from build.call import CallFailed, call
@@ -63,11 +63,15 @@ class Engine:
         return cls(client)
 
     def image_id(self, reference: str) -> str | None:
-        """`sha256:…` of a local image, None if it is not here."""
+        """`sha256:…` of a local image, None if it is not here, or no image can be called so."""
         try:
             return str(self.client.images.get(reference).id)
-        except ImageNotFound:
+        except (ImageNotFound, NullResource, UnicodeEncodeError):
             return None
+        except APIError as problem:
+            if problem.status_code == 400 and "invalid reference" in str(problem.explanation):
+                return None
+            raise
 
     def image_config(self, reference: str) -> dict[str, Any]:
         """The image's attributes as the engine tells them (Config, RootFS, Size …)."""

@@ -124,6 +124,17 @@ def test_a_manifest_edited_by_hand_ends_with_status_5_and_its_fact(
     assert f"cells[{cell['cell']}].artefact.sha256" in out.err and told["ok"] is False
 
 
+@pytest.mark.parametrize("base", ["not a reference!", "", "\ud800", "sha256:x"])
+def test_a_base_that_can_be_no_image_is_a_fact_that_differs(engine: Engine, tmp_path: Path, base: str) -> None:
+    moved = shutil.copytree(find_evidence(IMAGE, engine.labels(IMAGE), None).path.parent, tmp_path / "brought")
+    path = find_evidence(IMAGE, engine.labels(IMAGE), moved).path
+    made = json.loads(path.read_text())
+    made["base"]["image_id"] = base
+    path.write_text(json.dumps(made))
+    rows = verify_image(engine, IMAGE, manifest=path).rows
+    assert [row.fact for row in rows if row.state == "differs"] == ["manifest base.image_id"]
+
+
 def test_a_python_that_is_not_there_is_told(engine: Engine, tmp_path: Path) -> None:
     moved = shutil.copytree(find_evidence(IMAGE, engine.labels(IMAGE), None).path.parent, tmp_path / "brought")
     path = find_evidence(IMAGE, engine.labels(IMAGE), moved).path
