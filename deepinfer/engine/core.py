@@ -6,6 +6,8 @@ import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
+
 from deepinfer.engine.admission import Admission
 from deepinfer.engine.memory import EngineOptions, allocate
 from deepinfer.engine.outputs import FinishReason, RequestOutput
@@ -13,7 +15,7 @@ from deepinfer.engine.runner import Drawn, Runner
 from deepinfer.engine.scheduler import Scheduler
 from deepinfer.engine.sequence import Request, Sequence, Status
 from deepinfer.engine.step import Step
-from deepinfer.errors import InputError
+from deepinfer.errors import DeepInferError, InputError
 
 if TYPE_CHECKING:
     from deepinfer.model.load import LoadedModel
@@ -92,23 +94,25 @@ class Engine:
         """
         step = self._scheduler.schedule()
         if step is not None:
-            for drawn in self._compute(step):
-                self._take(drawn)
+            try:
+                self._compute(step)
+            except BaseException as problem:
+                self._scheduler.abandon(step)
+                if isinstance(problem, torch.OutOfMemoryError):
+                    raise _out_of_memory(step) from problem
+                raise
         changed, self._changed = list(self._changed.values()), {}
         return changed
 
-    def _compute(self, step: Step) -> list[Drawn]:
-        """Run a step and keep the states that prefixes need."""
-        try:
-            found = self._runner.run(step)
-            for one in found:
-                if one.failed:
-                    self._fail(one.sequence)
-            self._runner.copy(self._scheduler.advance(step))
-        except BaseException:
-            self._scheduler.abandon(step)
-            raise
-        return found
+    def _compute(self, step: Step) -> None:
+        """Run a step, keep the states that prefixes need, and hand out what was drawn."""
+        found = self._runner.run(step)
+        for one in found:
+            if one.failed:
+                self._fail(one.sequence)
+        self._runner.copy(self._scheduler.advance(step))
+        for one in found:
+            self._take(one)
 
     def _fail(self, sequence: Sequence) -> None:
         """A sequence fails alone. Where its logits are no numbers, its blocks are of no use to others either."""
@@ -172,3 +176,12 @@ class Engine:
         self._changed[sequence.request.request_id] = live.output
         if live.output.finished:
             del self._live[sequence.request.request_id]
+
+
+def _out_of_memory(step: Step) -> DeepInferError:
+    rows = sum(chunk.count for chunk in step.chunks)
+    return DeepInferError(
+        f"the device has no memory for a step of {rows} rows; nothing was lost, and the next step tries again",
+        cause="the caches leave too little for the work, or another program took memory",
+        next_step="open the model with a smaller memory_fraction or fewer chunk_tokens",
+    )

@@ -216,25 +216,29 @@ def test_a_request_whose_logits_are_no_numbers_fails_alone() -> None:
     assert answers(ask(good, greedy(2), running)) == answers(ask(good, greedy(2), engine(broken)))
 
 
-def test_a_step_that_breaks_is_computed_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("problem", "told"), [(KeyboardInterrupt(), KeyboardInterrupt), (torch.OutOfMemoryError("no"), DeepInferError)]
+)
+def test_a_step_that_breaks_is_computed_anew(
+    monkeypatch: pytest.MonkeyPatch, problem: BaseException, told: type[BaseException]
+) -> None:
     expected = [answers(ask(prompt(40, seed), greedy(4))) for seed in (1, 2)]
     running = engine()
     names = [running.add(Request(prompt(40, seed), greedy(4))) for seed in (1, 2)]
     running.step()
+
+    def breaks(*_: object) -> None:
+        raise problem
+
     with monkeypatch.context() as patch:
-        patch.setattr(running._runner._sampler, "start", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            for _ in range(3):
-                running.step()
+        patch.setattr(running._runner._sampler, "start", breaks)
+        with pytest.raises(told):
+            running.step()
     assert running.held == (0, 0)
     found = {}
     while running.has_work:
         found.update((one.request_id, one) for one in running.step())
     assert [answers(found[name]) for name in names] == expected
-
-
-def interrupted(*_: object) -> None:
-    raise KeyboardInterrupt
 
 
 def test_a_structure_is_kept_to_and_ends_the_text() -> None:

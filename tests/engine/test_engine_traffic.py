@@ -99,7 +99,7 @@ class Traffic:
 @pytest.mark.parametrize(
     ("count", "longest", "sequences", "blocks"),
     [
-        (10, 140, 4, 4),
+        (8, 140, 4, 4),
         pytest.param(60, 400, 6, 12, marks=pytest.mark.slow),
         pytest.param(200, 900, 24, 60, marks=pytest.mark.gpu),
     ],

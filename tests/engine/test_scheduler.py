@@ -206,6 +206,37 @@ def test_a_step_that_was_given_up_is_computed_anew() -> None:
     assert one.reused == 0 and world.scheduler.held == (0, 0)
 
 
+def test_what_was_kept_in_a_step_that_was_given_up_is_not_found() -> None:
+    world = World()
+    one = world.arrive(prompt(300))
+    step = world.scheduler.schedule()
+    assert step is not None
+    world.device.run(step)
+    assert world.scheduler.advance(step)  # and the copies are never made
+    world.scheduler.abandon(step)
+    run(world, [one], 2)
+    again = world.arrive(prompt(300))
+    run(world, [again], 1)
+    assert (one.reused, again.reused) == (0, 256)
+
+
+def test_a_prompt_of_whole_blocks_leaves_the_last_to_compute() -> None:
+    world = World()
+    run(world, [world.arrive(prompt(256))], 3)
+    again = world.arrive(prompt(256))
+    run(world, [again], 3)
+    assert again.reused == 128
+
+
+def test_what_a_longer_prompt_left_is_found_up_to_the_kept_tokens_only() -> None:
+    limits = Limits(sequences=4, chunk_tokens=128, length=1024, truncation="mask", keep_tokens=140)
+    world = World(limits=limits)
+    run(world, [world.arrive(prompt(900))], 1)
+    shorter = world.arrive(prompt(600))
+    run(world, [shorter], 1)
+    assert shorter.reused == 384
+
+
 def test_truncation_leaves_the_kept_tokens_to_compute() -> None:
     limits = Limits(sequences=4, chunk_tokens=256, length=1024, truncation="compact", keep_tokens=140)
     world = World(limits=limits)
