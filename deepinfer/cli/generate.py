@@ -69,7 +69,11 @@ def run(args: argparse.Namespace) -> int:
         left = [one for one in requests if one.id not in results.done]
         if results.done:
             tell(args, f"{args.output}: {len(results.done)} of {len(requests)} requests are answered already")
-        summary = _answer(args, left, results)
+        try:
+            summary = _answer(args, left, results)
+        except KeyboardInterrupt:
+            tell(args, "stopped" if args.output == STDIN else "stopped: the same command goes on where it was")
+            raise
     if args.json:
         print(json.dumps(summary.to_json(), indent=2))
     if left:
