@@ -1,0 +1,67 @@
+"""A comparison as facts, and as a table for people."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from deepinfer.exactness.choices import FACTOR
+from deepinfer.exactness.comparison import Comparison
+
+
+def facts(found: Comparison, device: str) -> dict[str, Any]:
+    """Everything that is printed, in plain numbers. Errors are relative L2; `device` is where the engine ran."""
+    differences = found.differences
+    clear = int(found.clear_rows().sum())
+    layers = [
+        {
+            "layer": layer,
+            "noise": found.noise.hidden[layer],
+            "forced": found.hidden_error(found.forced, layer),
+            "free": found.hidden_error(found.free, layer),
+            "experts": differences.experts[layer],
+            "entries": differences.entries.get(layer),
+        }
+        for layer in sorted(found.forced.hidden)
+    ]
+    return {
+        "device": device,
+        "tokens": len(found.forced.logits),
+        "noise": found.noise.relative,
+        "noise_abs": found.noise.absolute,
+        "allowed": found.allowed,
+        "forced": found.error,
+        "free_before_choices": found.free_error,
+        "layers": layers,
+        "clear_rows": clear,
+        "wrong_tokens": len(found.wrong_tokens(found.forced)),
+        "first_differences": len(differences.first),
+        "near_ties": len(differences.first) - len(differences.beyond),
+        "rows_before_choices": differences.rows,
+        "faults": found.faults(),
+    }
+
+
+def table(told: dict[str, Any]) -> str:
+    """The facts as text."""
+    lines = [
+        f"{told['tokens']} tokens, engine on {told['device']}; errors are relative L2 of what enters a layer",
+        "",
+        "layer    noise   forced     free   experts   entries   (rows that choose otherwise, free-running)",
+    ]
+    for one in told["layers"]:
+        entries = "-" if one["entries"] is None else one["entries"]
+        lines.append(
+            f"{one['layer']:5d}  {one['noise']:.1e}  {one['forced']:.1e}  {one['free']:.1e}"
+            f"  {one['experts']:8d}  {entries:>8}"
+        )
+    lines += [
+        "",
+        f"logits: noise {told['noise']:.1e} (largest {told['noise_abs']:.1e}); with the oracle's choices the engine is "
+        f"off by {told['forced']:.1e} of {told['allowed']:.1e} allowed",
+        f"best token: the oracle is clear (by {FACTOR:.0f} x the largest noise) in {told['clear_rows']} rows; "
+        f"{told['wrong_tokens']} of them differ",
+        f"free-running: {told['first_differences']} choices differ that no other explains, {told['near_ties']} of them "
+        f"near-ties; the {told['rows_before_choices']} rows before them are off by {told['free_before_choices']:.1e}",
+    ]
+    lines += [f"FAULT: {text}" for text in told["faults"]] or ["exact: noise explains every difference"]
+    return "\n".join(lines)

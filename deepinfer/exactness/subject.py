@@ -1,0 +1,82 @@
+"""A model twice: as the engine runs it, and as the tensors that the oracle reads."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from deepinfer import envs
+from deepinfer.config import ModelConfig
+from deepinfer.loading.checkpoint import Checkpoint
+from deepinfer.loading.dummy import dummy_tensors
+from deepinfer.model.load import load_model
+from deepinfer.model.model import Model
+from deepinfer.reference import Oracle, Precision
+from deepinfer.reference.precision import ROUNDED
+
+PROMPT_SEED = 11
+_SMALL = 1024
+"""Hidden width up to which one thread is faster: others would wait longer than they work."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """tensors: by their names in a checkpoint, on the CPU, where the oracle runs. lookup: engram's vocabulary.
+
+    model: the same weights, on any device.
+    """
+
+    config: ModelConfig
+    tensors: Mapping[str, torch.Tensor]
+    lookup: torch.Tensor | None
+    model: Model
+
+    def oracle(self, precision: Precision = ROUNDED) -> Oracle:
+        """The oracle with these weights."""
+        return Oracle(self.config, self.tensors, precision, lookup=self.lookup)
+
+
+def open_subject(
+    folder: Path, *, device: torch.device | str, load_format: Literal["auto", "dummy"] = "auto", seed: int = 0
+) -> Subject:
+    """Both from a checkpoint's folder; "dummy" as `load_model` has it.
+
+    Raises:
+        DeepInferError: as `load_model` raises it.
+    """
+    loaded = load_model(folder, device=device, load_format=load_format, seed=seed)
+    if load_format == "dummy":
+        tensors = dict(dummy_tensors(loaded.config, seed))
+    else:
+        with Checkpoint.open(folder, loaded.config) as checkpoint:
+            # Mapped from the files; the oracle dequantises one when it needs it.
+            tensors = {name: checkpoint.take(name) for name in list(checkpoint.places)}
+    lookup = None
+    if loaded.config.engram is not None:
+        size = loaded.config.engram.compressed_vocab
+        lookup = loaded.tokenizer.lookup() if loaded.tokenizer else torch.arange(loaded.config.vocab_size) % size
+    return Subject(loaded.config, tensors, lookup, loaded.model)
+
+
+def standard_prompt(vocab_size: int, length: int) -> list[int]:
+    """Tokens drawn with a fixed seed: the tests' own prompt where vocabulary and length are the tiny model's."""
+    generator = torch.Generator().manual_seed(PROMPT_SEED)
+    found: list[int] = torch.randint(0, vocab_size, (length,), generator=generator).tolist()
+    return found
+
+
+@contextlib.contextmanager
+def threads_for(config: ModelConfig) -> Iterator[None]:
+    """Within the block, PyTorch uses one thread on the CPU where the model is small and OMP_NUM_THREADS is not set."""
+    before = torch.get_num_threads()
+    if config.hidden <= _SMALL and not envs.read(envs.OMP_NUM_THREADS):
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
