@@ -21,6 +21,7 @@ from deepinfer.model.hyper import Streams, rows_of_step
 from deepinfer.model.moe import Moe
 from deepinfer.model.prefill import Prefill
 from deepinfer.model.prefill_plan import plan
+from deepinfer.model.threads import fitting_threads
 from deepinfer.model.weights import Weights
 from deepinfer.ops.gather import gather
 from deepinfer.ops.hyper import STREAMS
@@ -114,7 +115,7 @@ class Model:
         """A batch for `forward`, on the model's device; see `Batch.of`."""
         return Batch.of(rows, decode=decode, vocabulary=self.vocabulary, device=self.device)
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def forward(
         self, batch: Batch, caches: Caches, *, forced: Forced | None = None, trace: Trace | None = None
     ) -> torch.Tensor:
@@ -128,11 +129,14 @@ class Model:
                 back; rows wanted that truncation leaves out.
         """
         self._check_batch(batch, caches)
+        with fitting_threads(self.config.hidden, self.device):
+            return self._forward(batch, caches, forced or Forced(), trace)
+
+    def _forward(self, batch: Batch, caches: Caches, forced: Forced, trace: Trace | None) -> torch.Tensor:
         access = self._access(batch, caches)
         embedded = gather(self.weights.embed, batch.token_ids)
         streams = Streams.begin(embedded, self.config.hyper.streams)
         kept: torch.Tensor | None = None
-        forced = forced or Forced()
         for layer, own in enumerate(self.weights.layers):
             memory = self.engram.get(layer)
             remember = None if memory is None else lambda trunk, memory=memory: memory(trunk, batch.ngrams)

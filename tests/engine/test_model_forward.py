@@ -13,6 +13,7 @@ import torch
 
 from deepinfer.model.batch import RowSpec
 from deepinfer.model.model import Forced, Trace
+from deepinfer.model.threads import fitting_threads
 from deepinfer.reference import Forced as OracleForced
 from deepinfer.reference import Oracle, Output, Precision
 from tests.engine.model_runs import (
@@ -132,6 +133,22 @@ def test_a_prefix_copied_to_another_slot_goes_on_as_if_computed() -> None:
     memory.copy_slots([first.slot], [9])
     rest = RowSpec(tokens, 128, 22, 9, [first.blocks[0], 2])
     assert forward(own, memory, [rest])[-1].equal(run(tokens, [150], own=own))
+
+
+def test_a_small_model_takes_one_thread_of_a_cpu_and_gives_the_others_back() -> None:
+    own, inside = model(), []
+    torch.set_num_threads(2)
+    try:
+        for hidden, device in ((own.config.hidden, "cpu"), (5120, "cpu"), (128, "cuda")):
+            with fitting_threads(hidden, torch.device(device)):
+                inside.append(torch.get_num_threads())
+            assert torch.get_num_threads() == 2
+        with pytest.raises(RuntimeError), fitting_threads(128, torch.device("cpu")):
+            raise RuntimeError
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)
+    assert inside == [1, 2, 2]
 
 
 def test_what_a_forward_cannot_do_is_refused() -> None:
