@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -36,9 +37,9 @@ examples:
   deepinfer generate --model tiny-model < in.jsonl > out.jsonl
 
 The same command again does what is missing in the output: a line half written is made again, results of other
-requests are refused. A request that fails has "finish_reason": "error" and does not stop the others; delete its line
-to have it tried again. Exit codes: 0 done; 1 usage; 2 the input or the checkpoint cannot be taken; 4 this machine
-cannot; 5 some requests failed.
+requests are refused. A request that fails has "finish_reason": "error" and does not stop the others; --retry-failed
+has it tried again. Exit codes: 0 done; 1 usage; 2 the input or the checkpoint cannot be taken; 4 this machine cannot;
+5 some requests failed.
 """
 
 
@@ -51,6 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="results; those that are there already are kept (default: stdout)")  # fmt: skip
     parser.add_argument("--as-it-is", action="store_true", help="take prompts that look damaged, as ???? does")
     parser.add_argument("--json", action="store_true", help="with --output FILE: print the summary as JSON on stdout")
+    parser.add_argument("--retry-failed", action="store_true",
+                        help="with --output FILE: make results anew that are errors there")  # fmt: skip
     add_sampling_arguments(parser, max_tokens=16, several=True)
     add_model_arguments(parser)
 
@@ -61,14 +64,17 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("--json needs --output FILE: results go to stdout", next_step="name a file for the results")
     if args.output != STDIN and args.input != STDIN and _same(args.input, args.output):
         raise UsageError(f"{args.input} is both input and output", next_step="name another --output")
+    if args.input == STDIN and sys.stdin is not None and sys.stdin.isatty():
+        raise UsageError("no requests were given", next_step="give --input FILE, or the requests on stdin")
     params_of_options(args)  # a bad option is an error of the command line, not of every line
     where = "stdin" if args.input == STDIN else args.input
     requests = parse_requests(read_bytes(args.input), where, given_options(args), as_it_is=args.as_it_is)
     write_utf8()
-    with _results(args.output, requests) as results:
+    with _results(args, requests) as results:
         left = [one for one in requests if one.id not in results.done]
         if results.done:
-            tell(args, f"{args.output}: {len(results.done)} of {len(requests)} requests are answered already")
+            failed = f", {len(results.failed)} of them with an error" if results.failed else ""
+            tell(args, f"{args.output}: {len(results.done)} of {len(requests)} requests are answered already{failed}")
         try:
             summary = _answer(args, left, results)
         except KeyboardInterrupt:
@@ -78,11 +84,11 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(summary.to_json(), indent=2))
     if left:
         tell(args, summary.as_text())
-    if summary.failed:
+    if count := summary.failed + len(results.failed):
         raise RequestFailed(
-            f"{summary.failed} of {len(left)} requests failed",
+            f"{count} of {len(requests)} requests failed",
             cause="their lines in the output have the reason",
-            next_step="correct these requests, delete their lines in the output, and run the same command again",
+            next_step="correct what they name, and run the same command again with --retry-failed",
         )
     return 0
 
@@ -92,11 +98,11 @@ def _same(one: str, other: str) -> bool:
 
 
 @contextlib.contextmanager
-def _results(output: str, requests: list[LineRequest]) -> Iterator[Results]:
-    if output == STDIN:
+def _results(args: argparse.Namespace, requests: list[LineRequest]) -> Iterator[Results]:
+    if args.output == STDIN:
         yield StdoutResults()
         return
-    with open_results(Path(output), requests) as results:
+    with open_results(Path(args.output), requests, retry_failed=args.retry_failed) as results:
         yield results
 
 

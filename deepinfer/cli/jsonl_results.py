@@ -12,7 +12,8 @@ import json
 import os
 import stat
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,9 +22,10 @@ from deepinfer.errors import DeepInferError, InputError
 
 
 class Results(Protocol):
-    """Where results go. done: ids whose results are there already."""
+    """Where results go. done: ids whose results are there already. failed: those of them that ended in an error."""
 
     done: frozenset[str]
+    failed: frozenset[str]
 
     def write(self, result: Mapping[str, Any]) -> None:
         """Write one as a line; it is on its way when this returns."""
@@ -33,6 +35,7 @@ class StdoutResults:
     """Results on stdout: nothing is there already."""
 
     done: frozenset[str] = frozenset()
+    failed: frozenset[str] = frozenset()
 
     def write(self, result: Mapping[str, Any]) -> None:
         """One line, flushed."""
@@ -40,11 +43,21 @@ class StdoutResults:
         sys.stdout.flush()
 
 
+@dataclass(frozen=True)
+class _Answer:
+    """A line that is there: the id that it answers, and whether with an error."""
+
+    id: str
+    failed: bool
+    data: bytes
+
+
 class FileResults:
     """Results in a file that is open, locked and examined; see `open_results`."""
 
-    def __init__(self, path: Path, descriptor: int, done: frozenset[str]) -> None:
-        self.done = done
+    def __init__(self, path: Path, descriptor: int, answers: Sequence[_Answer]) -> None:
+        self.done = frozenset(one.id for one in answers)
+        self.failed = frozenset(one.id for one in answers if one.failed)
         self._path, self._descriptor = path, descriptor
 
     def write(self, result: Mapping[str, Any]) -> None:
@@ -53,44 +66,88 @@ class FileResults:
         Raises:
             DeepInferError: the file system does not take it; what had been written of it is taken back.
         """
-        data = _line(result).encode()
         size = os.fstat(self._descriptor).st_size
         try:
-            left = memoryview(data)
-            while left:
-                left = left[os.write(self._descriptor, left) :]
+            _write(self._descriptor, _line(result).encode())
         except OSError as problem:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._descriptor, size)
-            raise DeepInferError(
-                f"{self._path} cannot be written: {problem.strerror}",
-                cause="the file system is full, or a quota is reached",
-                next_step="make room and run the same command again: it goes on where it stopped",
-            ) from problem
+            raise _unwritten(self._path, problem) from problem
 
 
 @contextlib.contextmanager
-def open_results(path: Path, requests: Iterable[LineRequest]) -> Iterator[FileResults]:
+def open_results(path: Path, requests: Iterable[LineRequest], *, retry_failed: bool = False) -> Iterator[FileResults]:
     """Open a file of results, made if need be, and find which of `requests` it answers.
+
+    retry_failed: take results that are errors out of the file first; it is replaced as a whole.
 
     Raises:
         InputError: the file is no file of results, or one of other requests: the line is named. Nothing was changed.
         DeepInferError: it cannot be opened, or another process writes it.
     """
+    descriptor = _open(path, path)
+    try:
+        answers, rest = _examine(path, {one.id: one for one in requests})
+        if retry_failed and any(one.failed for one in answers):
+            answers = [one for one in answers if not one.failed]
+            replaced = _replace(path, b"".join(one.data for one in answers))
+            os.close(descriptor)
+            descriptor = replaced
+        elif rest:
+            os.ftruncate(descriptor, sum(len(one.data) for one in answers))
+        if rest:
+            print(f"{path}: a line that was half written is cut off, and made again", file=sys.stderr, flush=True)
+        yield FileResults(path, descriptor, answers)
+    finally:
+        os.close(descriptor)
+
+
+def _open(path: Path, named: Path) -> int:
+    """A file to append to, locked. named: how errors call it."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
     except OSError as problem:
         raise DeepInferError(
-            f"{path} cannot be opened for writing: {problem.strerror}",
+            f"{named} cannot be opened for writing: {problem.strerror}",
             next_step="name a file in a folder that is there and writable",
         ) from problem
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise DeepInferError(f"{path} is no regular file", next_step='name a file, or "-" for stdout')
-        _lock(path, descriptor)
-        yield FileResults(path, descriptor, _examine(path, descriptor, {one.id: one for one in requests}))
-    finally:
+            raise DeepInferError(f"{named} is no regular file", next_step='name a file, or "-" for stdout')
+        _lock(named, descriptor)
+    except BaseException:
         os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _replace(path: Path, data: bytes) -> int:
+    """Put a file with `data` in the place of another, and open it, locked all the while."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = _open(aside, path)
+    try:
+        _write(descriptor, data)
+        os.fchmod(descriptor, path.stat().st_mode & 0o777)
+        aside.rename(path)
+    except OSError as problem:
+        os.close(descriptor)
+        aside.unlink(missing_ok=True)
+        raise _unwritten(path, problem) from problem
+    return descriptor
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    left = memoryview(data)
+    while left:
+        left = left[os.write(descriptor, left) :]
+
+
+def _unwritten(path: Path, problem: OSError) -> DeepInferError:
+    return DeepInferError(
+        f"{path} cannot be written: {problem.strerror}",
+        cause="the file system is full, or a quota is reached",
+        next_step="make room and run the same command again: it goes on where it stopped",
+    )
 
 
 def _lock(path: Path, descriptor: int) -> None:
@@ -110,33 +167,32 @@ def _lock(path: Path, descriptor: int) -> None:
         ) from problem
 
 
-def _examine(path: Path, descriptor: int, requests: Mapping[str, LineRequest]) -> frozenset[str]:
-    """Ids that the file answers. The half of a last line is cut off, once all before it has been found good."""
-    data = path.read_bytes()
-    whole = data[: data.rfind(b"\n") + 1]
+def _examine(path: Path, requests: Mapping[str, LineRequest]) -> tuple[list[_Answer], bytes]:
+    """The file's whole lines, and what follows the last of them."""
+    *lines, rest = path.read_bytes().split(b"\n")
     seen: dict[str, int] = {}
-    for number, line in enumerate(whole.split(b"\n")[:-1], start=1):
-        name = _answered(path, number, line, requests)
-        if name in seen:
-            raise _bad(path, number, f"it repeats the id {name!r} of line {seen[name]}")
-        seen[name] = number
-    if len(whole) != len(data):
-        os.ftruncate(descriptor, len(whole))
-        print(f"{path}: a line that was half written is cut off, and made again", file=sys.stderr, flush=True)
-    return frozenset(seen)
+    answers = []
+    for number, line in enumerate(lines, start=1):
+        answer = _answer(path, number, line, requests)
+        if answer.id in seen:
+            raise _bad(path, number, f"it repeats the id {answer.id!r} of line {seen[answer.id]}")
+        seen[answer.id] = number
+        answers.append(answer)
+    return answers, rest
 
 
-def _answered(path: Path, number: int, line: bytes, requests: Mapping[str, LineRequest]) -> str:
+def _answer(path: Path, number: int, line: bytes, requests: Mapping[str, LineRequest]) -> _Answer:
     try:
         value = json.loads(line.decode("utf-8"))
         name, key = value["id"], value["key"]
+        failed = any(one["finish_reason"] == "error" for one in value["outputs"])
     except (ValueError, KeyError, TypeError, RecursionError) as problem:
         raise _bad(path, number, "it is no result of `deepinfer generate`") from problem
     if not isinstance(name, str) or name not in requests:
         raise _bad(path, number, f"its id {name!r} is not among the requests")
     if key != requests[name].key:
         raise _bad(path, number, f"it answers {name!r} with another prompt or other sampling options")
-    return name
+    return _Answer(name, failed, line + b"\n")
 
 
 def _bad(path: Path, number: int, what: str) -> InputError:

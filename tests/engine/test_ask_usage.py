@@ -73,7 +73,7 @@ def test_where_all_is_answered_no_model_is_opened(capsys: pytest.CaptureFixture[
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text('{"prompt": "x", "id": "a"}\n')
     (request,) = parse_requests(source.read_bytes(), "in", {"max_tokens": 16})
-    target.write_text(json.dumps({"id": "a", "key": request.key}) + "\n")
+    target.write_text(json.dumps({"id": "a", "key": request.key, "outputs": []}) + "\n")
     command = ["generate", "--model", "nowhere", "--input", str(source), "--output", str(target)]
     assert cli.main([*command, "--json"]) == 0
     seen = capsys.readouterr()

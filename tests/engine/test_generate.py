@@ -31,7 +31,7 @@ def write(path: Path, lines: list[dict[str, Any]]) -> None:
 
 
 def read(text: str) -> dict[str, dict[str, Any]]:
-    lines = [json.loads(line) for line in text.splitlines()]
+    lines = [json.loads(line) for line in text.split("\n")[:-1]]
     assert len({line["id"] for line in lines}) == len(lines)
     return {line["id"]: line for line in lines}
 
@@ -91,7 +91,15 @@ def test_a_request_that_fails_leaves_the_others_alone(
     assert {name: found[name] for name in ("text", "ids")} == {name: results[name] for name in ("text", "ids")}
     assert found["far"]["outputs"][0]["finish_reason"] == "error" and "512" in found["far"]["outputs"][0]["error"]
     assert "128" in found["long"]["outputs"][0]["error"]
-    assert generate(tiny_folder, tmp_path / "in.jsonl", target) == 0, "all have a line: nothing is run again"
+    before = target.read_bytes()
+    assert generate(tiny_folder, tmp_path / "in.jsonl", target) == 5, "nothing is run again, and two have failed"
+    assert target.read_bytes() == before
+    write(tmp_path / "in.jsonl", [*LINES[:2], bad[1]])
+    target.write_bytes(b"".join(line for line in before.splitlines(keepends=True) if b'"far"' not in line))
+    capsys.readouterr()
+    assert generate(tiny_folder, tmp_path / "in.jsonl", target, "--retry-failed") == 0
+    again = read(target.read_text(encoding="utf-8"))
+    assert set(again) == {"text", "ids", "long"} and again["long"]["outputs"][0]["finish_reason"] == "length"
 
 
 def test_after_a_kill_it_goes_on_where_it_was(

@@ -103,7 +103,7 @@ REQUESTS = parse('{"prompt": "x", "id": "a"}', '{"prompt": "y", "id": "b"}', '{"
 
 
 def result(request: LineRequest, **more: object) -> dict[str, object]:
-    return {"id": request.id, "key": request.key, **more}
+    return {"id": request.id, "key": request.key, "outputs": [{"finish_reason": "length"}], **more}
 
 
 def write(path: Path, requests: Sequence[LineRequest]) -> None:
@@ -142,15 +142,44 @@ def test_a_file_of_something_else_is_told_and_not_touched(tmp_path: Path) -> Non
     for text, what in (
         ("notes\nmore", "line 1: it is no result"),
         ('{"id": "a"}\n', "line 1: it is no result"),
-        ('{"id": "z", "key": "1"}\n', "line 1: its id 'z' is not among the requests"),
-        ('{"id": ["a"], "key": "1"}\n', r"line 1: its id \['a'\] is not among"),
+        ('{"id": "z", "key": "1"}\n', "line 1: it is no result"),
+        ('{"id": "z", "key": "1", "outputs": []}\n', "line 1: its id 'z' is not among the requests"),
+        ('{"id": ["a"], "key": "1", "outputs": []}\n', r"line 1: its id \['a'\] is not among"),
         (f"{json.dumps(result(REQUESTS[0]))}\n" * 2, "line 2: it repeats the id 'a' of line 1"),
-        ('{"id": "a", "key": "other"}\n', "line 1: it answers 'a' with another prompt or other sampling"),
+        (
+            '{"id": "a", "key": "other", "outputs": []}\n',
+            "line 1: it answers 'a' with another prompt or other sampling",
+        ),
     ):
         path.write_text(text)
         with pytest.raises(InputError, match=what), open_results(path, REQUESTS):
             pass
         assert path.read_text() == text
+
+
+FAILED = [{"finish_reason": "length"}, {"finish_reason": "error", "error": "no number"}]
+
+
+def test_failures_are_known_and_made_anew_when_that_is_asked(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    with open_results(path, REQUESTS) as results:
+        results.write(result(REQUESTS[0], outputs=FAILED))
+        results.write(result(REQUESTS[1]))
+    path.chmod(0o640)
+    whole = path.read_bytes()
+    path.write_bytes(whole + b'{"id"')
+    with open_results(path, REQUESTS) as results:
+        assert (results.done, results.failed) == ({"a", "b"}, {"a"})
+    assert path.read_bytes() == whole
+    path.write_bytes(whole + b'{"id"')
+    with open_results(path, REQUESTS, retry_failed=True) as results:
+        assert (results.done, results.failed) == ({"b"}, set())
+        with pytest.raises(DeepInferError, match="written by another process"):
+            write(path, [])
+        results.write(result(REQUESTS[0]))
+    assert [json.loads(line)["id"] for line in path.read_bytes().splitlines()] == ["b", "a"]
+    assert path.stat().st_mode & 0o777 == 0o640
+    assert [one.name for one in tmp_path.iterdir()] == ["out.jsonl"]
 
 
 def test_a_second_writer_is_refused(tmp_path: Path) -> None:
