@@ -158,7 +158,7 @@ class Model:
                 trace.routing[layer] = routing
                 if entries is not None:
                     trace.entries[layer] = entries
-        return self._head(streams, self._wanted(batch, kept))
+        return self._head(streams, access.rows.wanted if isinstance(access, Prefill) else batch.wanted)
 
     def _access(self, batch: Batch, caches: Caches) -> Prefill | Decode:
         if batch.decode:
@@ -176,19 +176,6 @@ class Model:
     def _head(self, streams: Streams, wanted: torch.Tensor) -> torch.Tensor:
         y = norm(streams.rows(wanted).hidden(), self.weights.norm, eps=self.config.rms_eps)
         return bf16_linear(y, self.weights.head, out_dtype=torch.float32)
-
-    def _wanted(self, batch: Batch, kept: torch.Tensor | None) -> torch.Tensor:
-        """The wanted rows among those that are left."""
-        if kept is None:
-            return batch.wanted
-        place = {row: at for at, row in enumerate(kept.tolist())}
-        lost = [row for row in batch.wanted_rows if row not in place]
-        if lost:
-            raise ValueError(
-                f"the logits of {len(lost)} rows are wanted that compact truncation leaves out: "
-                f"it has those of the last {self.keep_tokens} tokens of a prompt"
-            )
-        return torch.tensor([place[row] for row in batch.wanted_rows], dtype=torch.int64, device=self.device)
 
     def _check_batch(self, batch: Batch, caches: Caches) -> None:
         end = max(start + count for start, count in zip(batch.starts, batch.counts, strict=True))

@@ -40,7 +40,8 @@ class Entries:
 class Rows:
     """Rows that run through layers together, and the keys that they see.
 
-    kept: int64 [n], which rows of the batch these are; None: all of them. positions: int32 [n].
+    kept: int64 [n], which rows of the batch these are; None: all of them. wanted: int64 [w], where the batch's wanted
+    rows are among them. positions: int32 [n].
     history: keys that come from the rings; segments: int32 [k, 4], (slot, first, end, row): what they are.
     pivots: int32 [n, 4]: begin and length of a row's window in the history, and in the rows that follow it.
     ring_places: int32 [n], where a row's own key is stored; -1: nowhere.
@@ -49,6 +50,7 @@ class Rows:
     """
 
     kept: torch.Tensor | None
+    wanted: torch.Tensor
     positions: torch.Tensor
     history: int
     segments: torch.Tensor
@@ -88,6 +90,9 @@ def plan(
         window: keys of the sliding window. ring_rows: rows of a ring.
         keep_tokens: how many tokens of the end the consumers' windows reach back to; None: all.
         compact: the consumers get these tokens' rows only.
+
+    Raises:
+        ValueError: rows are wanted that the consumers do not get.
     """
     host = _Host(batch, tuple(ratios), window, ring_rows)
     arrays: dict[str, NDArray[Any]] = {"query_begins": host.query_begins, "key_begins": _begins(host.ends)}
@@ -212,8 +217,10 @@ class _Host:
             "pivots": _joined(pivots),
             "segments": np.array(segments, dtype=np.int32).reshape(-1, 4),
         }
+        kept = np.concatenate(parts["kept"])
         if compact:
-            arrays["kept"] = np.concatenate(parts["kept"]).astype(np.int64)
+            arrays["kept"] = kept.astype(np.int64)
+        arrays["wanted"] = self._wanted(kept)
         counts = [len(one) for one in parts["positions"]]
         longest = {}
         for ratio in self.ratios:
@@ -222,6 +229,18 @@ class _Host:
             arrays[f"lengths {ratio}"] = ((arrays["positions"] + 1) // ratio).astype(np.int32)
             longest[ratio] = max(end // ratio for end in self.ends)
         return _Rows(arrays, history, longest)
+
+    def _wanted(self, kept: NDArray[Any]) -> NDArray[np.int64]:
+        """Where the batch's wanted rows are in kept, which ascends."""
+        wanted = np.array(self.batch.wanted_rows, dtype=np.int64)
+        found = np.searchsorted(kept, wanted)
+        lost = int((kept[np.minimum(found, len(kept) - 1)] != wanted).sum())
+        if lost:
+            raise ValueError(
+                f"the logits of {lost} rows are wanted that compact truncation leaves out: "
+                "it has those of the last tokens of a prompt alone"
+            )
+        return found.astype(np.int64)
 
     def _history(self, index: int, oldest: int, start: int, row: int) -> Iterator[tuple[int, int, int, int]]:
         """The positions oldest to start - 1 as they lie in the sequence's ring: up to two runs."""
