@@ -84,6 +84,15 @@ def test_chunks_prefixes_and_neighbours_change_no_bit() -> None:
     assert [one.cached_tokens for one in second] == [128, 128]
 
 
+def test_an_answer_that_goes_on_is_found_and_changes_no_bit() -> None:
+    running = engine()
+    first = ask(prompt(122), greedy(10), running)
+    longer = first.prompt_token_ids + first.outputs[0].token_ids + prompt(3, 7)
+    told = ask(longer, greedy(2, logprobs=1), running)
+    assert told.cached_tokens == 128
+    assert answers(told) == answers(ask(longer, greedy(2, logprobs=1), chunk_tokens=1024))
+
+
 def test_preemption_changes_no_bit() -> None:
     requests = [Request(prompt(120, seed), greedy(12)) for seed in range(2)]
     alone = [answers(ask(list(one.prompt), one.params)) for one in requests]
