@@ -115,11 +115,15 @@ for _cache in ("fp8-main", "fp4-main"):
         OTHERS[f"store-{_cache}-{_slots}"] = replace(MAIN, cache=_cache, bf16="norm", block_size=16, slots=_slots)
 
 
-def _make(generator: torch.Generator, *, transform: Transform, count: int, spoilt: bool = False) -> Call:
+def _make(
+    generator: torch.Generator, *, transform: Transform, count: int, spoilt: bool = False, wide: bool = False
+) -> Call:
     t = transform
     shape = (count, t.heads, t.dim)
     flat = paged.rows(generator, count, t.heads * t.dim, t.stride or t.heads * t.dim)
     x = flat.as_strided(shape, (flat.stride(0), t.dim, 1))
+    if wide:
+        x.copy_(_of_any_size(generator, shape))
     if spoilt:
         x[0, 0, 3], x[2, 0, 40], x[3, 0, 100] = torch.nan, -torch.inf, torch.inf
     fmt, group, round_sf, sf_format = t.form
@@ -163,8 +167,16 @@ def _make(generator: torch.Generator, *, transform: Transform, count: int, spoil
     return Call(arguments, (t.heads, t.dim), named)
 
 
+def _of_any_size(generator: torch.Generator, shape: tuple[int, int, int]) -> torch.Tensor:
+    """Finite values of any exponent, those of 32 neighbours within a few powers of two."""
+    groups = torch.randint(0, 255, (*shape[:2], shape[2] // 32), generator=generator).repeat_interleave(32, 2)
+    exponent = (groups - torch.randint(0, 6, shape, generator=generator)).clamp_min(0)
+    fraction, sign = (torch.randint(0, most, shape, generator=generator) for most in (128, 2))
+    return ((sign << 15) | (exponent << 7) | fraction).to(torch.int16).view(torch.bfloat16)
+
+
 def cases() -> list[Case]:
-    """The production configurations, small and large; the others; no rows; NaN and infinities."""
+    """The production configurations, small and large; the others; no rows; NaN, infinities and values of any size."""
     found = []
     for name, transform in {**PRODUCTION, **HOPPER}.items():
         make = partial(_make, transform=transform)
@@ -177,6 +189,11 @@ def cases() -> list[Case]:
         found.append(Case(NAME, f"{name}-2333", partial(make, count=2333), large=True))
     for name in ("swa-store-b129", "index-k-hadamard-fp4-b32", "compressed-fp4-b64"):
         found.append(Case(NAME, f"{name}-nan", partial(_make, transform=PRODUCTION[name], count=5, spoilt=True)))
+    query = PRODUCTION["index-q-fp4"]
+    found.append(Case(NAME, "index-q-fp4-nan", partial(_make, transform=query, count=5, spoilt=True)))
+    for count in (3, 513):
+        make = partial(_make, transform=query, count=count, wide=True)
+        found.append(Case(NAME, f"index-q-fp4-wide-{count}", make, large=count > 100))
     for name in ("q-rope", "swa-store-b129", "index-q-fp4"):
         found.append(Case(NAME, f"{name}-no-rows", partial(_make, transform=PRODUCTION[name], count=0)))
     return found

@@ -10,7 +10,7 @@ import triton.language as tl
 
 from deepinfer.ops.dispatch import Kernel
 from deepinfer.ops.launch import cdiv, launch, multiprocessors, next_power_of_2
-from deepinfer.ops.triton.index_math import eighth, tile
+from deepinfer.ops.triton.index_math import eighth, scattered, shift, split, tile
 from deepinfer.ops.triton.quantize import narrow, widen
 
 _LARGEST_BF16 = tl.constexpr(3.3895313892515355e38)
@@ -131,19 +131,21 @@ def _restore_candidate_indices(
     indices_stride8,
     blocks_stride8,
     BLOCK_SIZE: tl.constexpr,
+    SHIFT: tl.constexpr,
     HAS_OFFSET: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     row = rows[:, None].to(tl.int64)
-    column = (tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS))[None, :]
+    column = scattered((tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS))[None, :])
     own = (row < n) & (column < topk_tokens)
     index = compact_indices + row * indices_stride8 * 8 + column
     x = tl.load(index, mask=own, other=-1)
     inside = own & (x >= 0) & (x < topk_blocks * BLOCK_SIZE)
-    block = tl.load(candidate_blocks + row * blocks_stride8 * 8 + x // BLOCK_SIZE, mask=inside, other=-1)
-    value = block * BLOCK_SIZE + x % BLOCK_SIZE
+    nth, place = split(x, BLOCK_SIZE, SHIFT)
+    block = tl.load(candidate_blocks + row * blocks_stride8 * 8 + nth, mask=inside, other=-1)
+    value = block * BLOCK_SIZE + place
     if HAS_OFFSET:
         value += tl.load(output_idx_offset + rows, mask=rows < n, other=0)[:, None]
     tl.store(index, tl.where(block >= 0, value, -1), mask=own)
@@ -172,9 +174,11 @@ def restore_candidate_indices_inplace_tl(
             eighth(compact_indices),
             eighth(candidate_blocks),
             BLOCK_SIZE=block_size,
+            SHIFT=shift(block_size),
             HAS_OFFSET=has_offset,
             ROWS=rows,
             COLUMNS=columns,
+            num_warps=max(rows * columns // 512, 4),  # 16 values a thread at most: with 32, too few threads fit
         )
 
     return run

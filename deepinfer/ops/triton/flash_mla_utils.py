@@ -10,7 +10,7 @@ import triton.language as tl
 
 from deepinfer.ops.dispatch import Kernel
 from deepinfer.ops.launch import cdiv, launch
-from deepinfer.ops.triton.index_math import tile
+from deepinfer.ops.triton.index_math import scattered, shift, split, tile
 
 
 @triton.jit(do_not_specialize=["rows", "s", "n"])
@@ -24,20 +24,21 @@ def _convert_kv_index(
     n,
     table_stride,
     BLOCK_SIZE: tl.constexpr,
+    SHIFT: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
     in_tile = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     length = tl.load(context_lens + in_tile, mask=in_tile < rows, other=0)[:, None]
     row = in_tile[:, None]
-    column = (tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS))[None, :]
+    column = scattered((tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS))[None, :])
     own = (row < rows) & (column < k)
     index = topk_idxs + row.to(tl.int64) * k + column
     x = tl.load(index, mask=own, other=-1)
-    page = x // BLOCK_SIZE
+    page, place = split(x, BLOCK_SIZE, SHIFT)
     valid = own & (column < length) & (x >= 0) & (page < n)
     table = block_tables + (row // s).to(tl.int64) * table_stride
-    slot = tl.load(table + page, mask=valid, other=0) * BLOCK_SIZE + x % BLOCK_SIZE
+    slot = tl.load(table + page, mask=valid, other=0) * BLOCK_SIZE + place
     tl.store(index, tl.where(valid, slot, -1), mask=own)
 
 
@@ -60,8 +61,10 @@ def convert_kv_index_tl(s: int, k: int, n: int, block_size: int) -> Kernel:
             n,
             block_tables.stride(0),
             BLOCK_SIZE=block_size,
+            SHIFT=shift(block_size),
             ROWS=rows,
             COLUMNS=columns,
+            num_warps=max(rows * columns // 512, 4),  # 16 values a thread at most: with 32, too few threads fit
         )
 
     return run

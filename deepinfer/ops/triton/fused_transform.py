@@ -16,6 +16,7 @@ import triton.language as tl
 from deepinfer.ops.dispatch import Kernel
 from deepinfer.ops.formats import KVCacheFormat
 from deepinfer.ops.launch import cdiv, launch
+from deepinfer.ops.triton.index_query import rotate_and_cast
 from deepinfer.ops.triton.quantize import decode, narrow, quantize, rounded, spread, widen
 from deepinfer.ops.triton.rms import reciprocal_root, sum_of_squares
 from deepinfer.ops.triton.rotary import hadamard, neox_partner, rotate_halves, rotate_neighbours
@@ -144,6 +145,12 @@ def fused_norm_rope_hadamard_cast_store_kvcache_tl(
         "ROWS": rows, "WIDTH": columns, "LEVELS": levels(columns), "num_warps": warps, "enable_fp_fusion": False,
     }  # fmt: skip
 
+    in_pairs = (
+        do_rope and not (do_norm or is_neox or do_hadamard or return_bf16 or cache_layout)
+        and (cast_fmt, round_sf, sf_format, return_quant) == ("e2m1", True, "ue8m0", True)
+        and head_dim == columns == 2 * rope_offset and num_heads % rows == 0 and num_per_channels >= 8
+    )  # fmt: skip
+
     def run(
         x: torch.Tensor,
         weight: torch.Tensor | None,
@@ -167,6 +174,15 @@ def fused_norm_rope_hadamard_cast_store_kvcache_tl(
             blocks = cache_quant.shape[0]
             (quant_block, quant_token), (sf_block, sf_token) = cache_quant.stride()[:2], cache_sf.stride()[:2]
         total = x.shape[0] * num_heads
+        if in_pairs and x.data_ptr() % 4 == 0 and x.stride(0) % 2 == 0 and x.stride(1) % 2 == 0:
+            values, scales = tensors[5:7]
+            launch(
+                rotate_and_cast, (total // rows,), x.view(torch.int32), *tensors[1:4], values, scales,
+                tables, x.stride(0) // 2, x.stride(1) // 2, cos_step, sin_step,
+                HEADS=num_heads, CONJUGATE=conjugate, GROUP=num_per_channels, ROWS=rows, N=head_dim // 4,
+                num_warps=warps, enable_fp_fusion=False,
+            )  # fmt: skip
+            return
         launch(
             _transform, (cdiv(total, rows),), x, *tensors,
             total, tables, blocks * block_size, norm_eps, hadamard_scale,

@@ -10,17 +10,7 @@ import triton.language as tl
 
 from deepinfer.ops.dispatch import Kernel
 from deepinfer.ops.launch import cdiv, launch, next_power_of_2
-from deepinfer.ops.triton.index_math import floor_mod, tile
-
-
-@triton.jit
-def _split(inside, BLOCK_SIZE: tl.constexpr, SHIFT: tl.constexpr):
-    """(inside / BLOCK_SIZE, inside % BLOCK_SIZE) of numbers that are not negative."""
-    if BLOCK_SIZE & (BLOCK_SIZE - 1) == 0:
-        # Triton does not know that they are not, and its / and % would take more than all else.
-        return inside >> SHIFT, inside & (BLOCK_SIZE - 1)
-    else:
-        return inside // BLOCK_SIZE, inside % BLOCK_SIZE
+from deepinfer.ops.triton.index_math import floor_mod, shift, split, tile
 
 
 @triton.jit
@@ -37,15 +27,15 @@ def _of_pages(
     column = (tl.program_id(1) * COLUMNS + NEAR * tl.arange(0, COLUMNS // NEAR))[None, :]
     inside = rest[:, None] + column
     wanted = (column >= first[:, None]) & (column < end[:, None])
-    near = tl.load(tables + page[:, None] + _split(inside, BLOCK_SIZE, SHIFT)[0], mask=wanted, other=0)
+    near = tl.load(tables + page[:, None] + split(inside, BLOCK_SIZE, SHIFT)[0], mask=wanted, other=0)
     if NEAR == 1:
-        return near * BLOCK_SIZE + _split(inside, BLOCK_SIZE, SHIFT)[1]
+        return near * BLOCK_SIZE + split(inside, BLOCK_SIZE, SHIFT)[1]
     else:
         # The four may reach over either end of the columns that are wanted, and their last page beyond the table.
-        other = page[:, None] + _split(inside + NEAR - 1, BLOCK_SIZE, SHIFT)[0]
+        other = page[:, None] + split(inside + NEAR - 1, BLOCK_SIZE, SHIFT)[0]
         far = tl.load(tables + other, mask=(other >= 0) & (other < entries) & (column < end[:, None]), other=0)
         k = tl.arange(0, NEAR)[None, None, :]
-        place = _split(inside[:, :, None] + k, BLOCK_SIZE, SHIFT)[1]
+        place = split(inside[:, :, None] + k, BLOCK_SIZE, SHIFT)[1]
         value = tl.where(place < k, far[:, :, None], near[:, :, None]) * BLOCK_SIZE + place
         return tl.reshape(value, (ROWS, COLUMNS))
 
@@ -89,7 +79,7 @@ def _load_kv_index(
             page = begin // BLOCK_SIZE
             value = _of_pages(tables, entries, page, rest, first, end, BLOCK_SIZE, SHIFT, ROWS, COLUMNS)
         else:
-            value = begin[:, None] + _split(rest[:, None] + column, BLOCK_SIZE, SHIFT)[1]
+            value = begin[:, None] + split(rest[:, None] + column, BLOCK_SIZE, SHIFT)[1]
     row = rows[:, None]
     out = kv_index + row.to(tl.int64) * stride + column
     tl.store(out, tl.where(valid, value, -1), mask=(row < n) & (column < width))
@@ -121,7 +111,7 @@ def load_kv_index_tl(index_length: int, block_size: int, has_block_tables: bool)
             kv_index.stride(0),
             flatten_block_tables.numel() if has_block_tables else 0,
             BLOCK_SIZE=block_size,
-            SHIFT=max(block_size.bit_length() - 1, 0),
+            SHIFT=shift(block_size),
             PAGED=has_block_tables,
             ROWS=rows,
             COLUMNS=columns,
