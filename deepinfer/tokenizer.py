@@ -35,9 +35,9 @@ class Tokenizer:
         self._bytes_of = _converter(folder, self._tokenizer)
 
     def encode(self, text: str, *, begin: bool = True) -> list[int]:
-        """Token ids. begin: put the token that begins a sentence first (not for a rendered chat, which has it)."""
+        """Token ids. begin: put the token that begins a sentence first, unless the text has it, as rendered chats."""
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
-        return [self.bos_id, *ids] if begin else ids
+        return [self.bos_id, *ids] if begin and ids[:1] != [self.bos_id] else ids
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """The text of token ids."""

@@ -36,7 +36,7 @@ def test_ids_of_the_specification_and_the_beginning(folder: Path) -> None:
     tokenizer = Tokenizer(folder)
     assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.size) == (0, 1, VOCABULARY)
     assert tokenizer.encode("fox")[0] == 0 and tokenizer.encode("fox", begin=False) == tokenizer.encode("fox")[1:]
-    assert tokenizer.encode(f"{BOS}fox", begin=False) == tokenizer.encode("fox")
+    assert tokenizer.encode(f"{BOS}fox", begin=False) == tokenizer.encode("fox") == tokenizer.encode(f"{BOS}fox")
     assert tokenizer.decode([0, *tokenizer.encode("fox", begin=False), 1]) == "fox"
     assert tokenizer.decode([1], skip_special=False) == EOS
 
