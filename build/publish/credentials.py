@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ USER, PASSWORD, PASSWORD_FILE = (
     "DEEPINFER_REGISTRY_PASSWORD",
     "DEEPINFER_REGISTRY_PASSWORD_FILE",
 )
+_LONGEST = 1 << 16
 HOW = f"`docker login HOST`, or set {USER} and {PASSWORD_FILE} (or {PASSWORD})"
 
 
@@ -58,9 +60,10 @@ def _from_variables(variables: Mapping[str, str]) -> Credentials | None:
         )
     if file:
         try:
-            password = Path(file).expanduser().read_text().rstrip("\r\n")
-        except (OSError, UnicodeDecodeError) as problem:
-            reason = getattr(problem, "strerror", None) or "it is not text"
+            place = Path(file).expanduser()
+            password = _read(place) if place.is_file() else _read_once(place)
+        except (OSError, RuntimeError, ValueError) as problem:
+            reason = getattr(problem, "strerror", None) or "it is no short text"
             raise EnvironmentCannot(
                 f"{PASSWORD_FILE} {file} cannot be read: {reason}",
                 next_step="name a file that holds the password alone",
@@ -68,6 +71,19 @@ def _from_variables(variables: Mapping[str, str]) -> Credentials | None:
         if not password:
             raise EnvironmentCannot(f"{PASSWORD_FILE} {file} is empty", next_step="write the password into it")
     return Credentials(user, password)
+
+
+def _read(place: Path) -> str:
+    """A password from its file. Raises ValueError where it is no text, or longer than any password."""
+    with place.open("rb") as file:
+        data = file.read(_LONGEST + 1)
+    if len(data) > _LONGEST:
+        raise ValueError("it is too long")
+    return data.decode().rstrip("\r\n")
+
+
+_read_once = functools.cache(_read)
+"""For a pipe, as the shell's `<(…)` gives one: it is asked for more than once, and can be read once."""
 
 
 def _from_docker(host: str) -> Credentials | None:

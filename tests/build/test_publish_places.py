@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import stat
+import threading
 from pathlib import Path
 
 import pytest
@@ -125,6 +127,25 @@ def test_a_configuration_of_dockers_that_it_did_not_write(docker_config: Path, t
     with pytest.raises(EnvironmentCannot, match="cannot be had from Docker's configuration") as told:
         find_credentials("registry.example.org", {})
     assert "docker login" in told.value.next_step
+
+
+def test_a_password_through_a_pipe_can_be_asked_for_twice(docker_config: Path, tmp_path: Path) -> None:
+    del docker_config
+    os.mkfifo(tmp_path / "pipe")
+    writer = threading.Thread(target=(tmp_path / "pipe").write_text, args=("hunter2\n",))
+    writer.start()
+    variables = {USER: "deploy", PASSWORD_FILE: str(tmp_path / "pipe")}
+    assert [find_credentials("a.example", variables) for _ in range(2)] == [Credentials("deploy", "hunter2")] * 2
+    writer.join()
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"x" * 70_000, b""], ids=["no text", "long", "empty"])
+def test_what_is_no_password(docker_config: Path, tmp_path: Path, content: bytes) -> None:
+    del docker_config
+    (tmp_path / "file").write_bytes(content)
+    for place in (str(tmp_path / "file"), "/dev/zero", "~nobody-of-this-name/x", "nul\0byte"):
+        with pytest.raises(EnvironmentCannot, match="PASSWORD_FILE"):
+            find_credentials("a.example", {USER: "deploy", PASSWORD_FILE: place})
 
 
 def test_variables_go_before_docker_and_must_agree(docker_config: Path, tmp_path: Path) -> None:
