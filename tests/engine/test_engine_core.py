@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from deepinfer.cache.pool import Caches
+from deepinfer.config import Vision
 from deepinfer.engine.core import Engine
 from deepinfer.engine.sequence import Request
 from deepinfer.errors import DeepInferError, InputError
@@ -307,6 +308,15 @@ def test_a_prompt_that_cannot_be_taken_is_refused_by_name(given: str | list[int]
         running.add(Request(given))
     assert told in str(caught.value)
     assert not running.has_work
+
+
+def test_a_prompt_that_asks_for_an_image_is_refused() -> None:
+    own = loaded()
+    seeing = dataclasses.replace(own.config, vision=Vision(1024, 3, 14, 1024, 295936, None))
+    running = engine(dataclasses.replace(own, config=seeing))
+    with pytest.raises(InputError, match="asks for an image: token 1 is 500"):
+        running.add(Request([20, own.config.image_token_id]))
+    assert ask([20, own.config.image_token_id], greedy(1)).finished
 
 
 @pytest.mark.parametrize("given", [None, 5, [1.5], [True], ["a"], b"text"])

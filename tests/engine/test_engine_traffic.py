@@ -101,7 +101,7 @@ class Traffic:
     [
         (8, 140, 4, 4),
         pytest.param(60, 400, 6, 12, marks=pytest.mark.slow),
-        pytest.param(200, 900, 24, 60, marks=pytest.mark.gpu),
+        pytest.param(200, 400, 24, 40, marks=pytest.mark.gpu),
     ],
 )
 def test_everybody_gets_what_he_would_get_alone(

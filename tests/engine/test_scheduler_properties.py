@@ -36,7 +36,8 @@ limits = st.builds(
     sequences=st.integers(1, 5),
     chunk_tokens=st.sampled_from([1, 64, 128, 200, 512]),
     length=st.just(1000),
-    truncation=st.just("off"),
+    truncation=st.sampled_from(["off", "compact"]),
+    keep_tokens=st.just(140),
     prefix_caching=st.booleans(),
 )
 
