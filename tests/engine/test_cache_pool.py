@@ -20,9 +20,9 @@ RING = 38
 """Rows of the tiny model's rings: its window of 32, and 6."""
 
 
-@pytest.fixture
-def caches() -> Caches:
-    return Caches.allocate(TINY, "cpu", blocks=5, slots=4)
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def caches(request: pytest.FixtureRequest) -> Caches:
+    return Caches.allocate(TINY, request.param, blocks=5, slots=4)
 
 
 def changed(before: torch.Tensor, after: torch.Tensor) -> list[tuple[int, int]]:
@@ -77,24 +77,26 @@ def test_views_are_what_the_kernels_take(caches: Caches) -> None:
 
 def test_an_entry_is_stored_at_its_place(caches: Caches) -> None:
     """Token 64 of block 3 at ratio 2 is entry 32; position 40 of slot 2 is ring row 40 % 38."""
-    row = torch.randn(1, 512).to(torch.bfloat16)
+    device = caches.blocks_buffer.device
+    row = torch.randn(1, 512, device=device).to(torch.bfloat16)
     before = caches.blocks_buffer.clone()
-    store_kv_cache(row, caches.main(5), torch.tensor([3 * 64 + 32], dtype=torch.int32))
+    store_kv_cache(row, caches.main(5), torch.tensor([3 * 64 + 32], dtype=torch.int32, device=device))
     start = caches.block_layout.main[4].offset + 32 * 288
     found = changed(before, caches.blocks_buffer)
     assert found and all(block == 3 and start <= byte < start + 288 for block, byte in found)
 
     before = caches.slots_buffer.clone()
-    store_kv_cache(row, caches.ring(13), torch.tensor([2 * RING + 40 % RING], dtype=torch.int32))
+    store_kv_cache(row, caches.ring(13), torch.tensor([2 * RING + 40 % RING], dtype=torch.int32, device=device))
     start = 13 * RING * 528 + 2 * 528
     found = changed(before, caches.slots_buffer)
     assert found and all(slot == 2 and start <= byte < start + 528 for slot, byte in found)
 
 
 def test_the_compressor_kernel_takes_the_state(caches: Caches) -> None:
-    score, latent = torch.randn(1, 512), torch.randn(1, 512)
-    slot = torch.tensor([3], dtype=torch.int32)
-    length = torch.tensor([10], dtype=torch.int32)
+    device = caches.slots_buffer.device
+    score, latent = torch.randn(1, 512, device=device), torch.randn(1, 512, device=device)
+    slot = torch.tensor([3], dtype=torch.int32, device=device)
+    length = torch.tensor([10], dtype=torch.int32, device=device)
     compress_and_update_state_decode(score, latent, caches.compressor(3), slot, length, 6, 2)
     assert caches.compressor(2)[3, 9 % 7].equal(torch.cat([score, latent]))
     assert caches.compressor(2).count_nonzero() == 2 * 512
@@ -116,8 +118,7 @@ def test_layers_without_a_part_say_so(caches: Caches) -> None:
 
 
 def test_slots_are_copied_whole_and_in_order(caches: Caches) -> None:
-    generator = torch.Generator().manual_seed(0)
-    caches.slots_buffer.random_(generator=generator)
+    caches.slots_buffer.random_()
     before = caches.slots_buffer.clone()
     caches.copy_slots([1, 2], [2, 3])
     assert caches.slots_buffer[2].equal(before[1]) and caches.slots_buffer[3].equal(before[1])
@@ -125,6 +126,17 @@ def test_slots_are_copied_whole_and_in_order(caches: Caches) -> None:
     caches.copy_slots([3], [3])
     assert caches.slots_buffer[3].equal(before[1])
     caches.copy_slots([], [])
+
+
+@pytest.mark.gpu
+def test_a_copy_does_not_wait_for_the_device() -> None:
+    caches = Caches.allocate(TINY, "cuda", blocks=2, slots=4)
+    caches.copy_slots([1], [2])  # compiled here
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        caches.copy_slots([1, 2], [2, 3])
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 def test_slots_that_cannot_be_copied(caches: Caches) -> None:

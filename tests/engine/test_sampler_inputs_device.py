@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 
 from deepinfer import native
@@ -20,7 +21,8 @@ def test_a_request_parameters() -> None:
     assert values_of(SamplingParams(temperature=0.0, top_p=0.5)).top_p == 1.0
 
 
-def test_on_the_device_they_are_what_the_kernels_take() -> None:
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_on_the_device_they_are_what_the_kernels_take(device: str) -> None:
     """A decode step with drafts, through the kernels: each sequence's rows have its parameters, and a token."""
 
     def one(place: int, rows: int) -> Any:
@@ -30,7 +32,7 @@ def test_on_the_device_they_are_what_the_kernels_take() -> None:
         step = {"seqlen_q": rows, "seqlen_k": 5 + rows, "mtp_info_read_slot": place, "mtp_info_write_slot": place}
         return native.engine.SequenceMetadata(data, params, is_prompt=False, golden_token_ids=[1, 2, 3], **step)
 
-    inputs = prepare_sampler_inputs([one(1, 3), one(2, 1)], 2, device="cpu")
+    inputs = prepare_sampler_inputs([one(1, 3), one(2, 1)], 2, device=device)
     assert (
         inputs.decode is not None and inputs.driver.speculative is not None and inputs.driver.golden_output is not None
     )
@@ -44,7 +46,7 @@ def test_on_the_device_they_are_what_the_kernels_take() -> None:
     expanded = expand_sampling_params(inputs.driver.kernel, rows[0], rows[1])
     assert expanded.logits.temperatures.tolist() == [1.5, 1.5, 1.5, 2.5]
     assert expanded.sample_positions.tolist() == [6, 6 + 10000019, 6 + 2 * 10000019, 6]
-    tokens = fused_sample(torch.zeros(4, 64), expanded)[1]
+    tokens = fused_sample(torch.zeros(4, 64, device=device), expanded)[1]
     assert tokens is not None and all(0 <= token < 64 for token in tokens.tolist())
 
 
