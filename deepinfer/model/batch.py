@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,6 +18,10 @@ from deepinfer.model.transfer import to_device
 NO_BLOCK = -1
 """Stands in a block table where a sequence has no block: nothing is read or written there."""
 _UNKNOWN = -1
+
+
+Fetch = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+"""From n-grams int32 [n, length] to a memory's values e4m3 [n, k] and scales uint8 [n, k / 32], on the host."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +100,7 @@ class Batch:
     query_lens, key_lens: int32 [s], a sequence's rows, and its tokens up to the last of them. row_ends: int32 [s],
     the sums of query_lens up to each. padding: bool [s], sequences that only fill a fixed shape. wanted: int64 [w],
     the rows whose logits are wanted.
+    fetched: by engram layer whose table is on the host, what its rows hold: e4m3 [n, k] and uint8 [n, k / 32].
     On the host: starts, counts, totals and state_slots by sequence, as in RowSpec; wanted_rows, the values of
     `wanted`; blocks, the sequences' blocks (of prefill; a decode step reads the tables on the device).
     decode: the window's keys are read where they lie in the rings, and a sequence has as many rows at most as a step
@@ -113,6 +118,7 @@ class Batch:
     row_ends: torch.Tensor
     padding: torch.Tensor
     wanted: torch.Tensor
+    fetched: Mapping[int, tuple[torch.Tensor, torch.Tensor]]
     starts: tuple[int, ...]
     counts: tuple[int, ...]
     totals: tuple[int, ...]
@@ -132,10 +138,11 @@ class Batch:
         decode: bool,
         vocabulary: Vocabulary | None,
         device: torch.device | str = "cpu",
+        memories: Mapping[int, Fetch] | None = None,
     ) -> Batch:
         """From data of the host, by one copy to the device.
 
-        vocabulary: `Model.vocabulary`; None for a model without engram.
+        vocabulary: `Model.vocabulary`; None for a model without engram. memories: by layer, tables on the host.
 
         Raises:
             ValueError: there are no rows, two sequences share a state slot, or a total is less than its rows' end.
@@ -174,8 +181,18 @@ class Batch:
             "padding": np.zeros(len(rows), dtype=np.bool_),
             "wanted": np.array(wanted, dtype=np.int64),
         }
+        memories = memories or {}
+        for layer, fetch in memories.items():
+            values, scales = fetch(torch.from_numpy(arrays["ngrams"]))
+            arrays |= {f"values {layer}": values.view(torch.uint8).numpy(), f"scales {layer}": scales.numpy()}
+        moved = to_device(arrays, torch.device(device))
+        fetched = {
+            layer: (moved.pop(f"values {layer}").view(torch.float8_e4m3fn), moved.pop(f"scales {layer}"))
+            for layer in memories
+        }
         return cls(
-            **to_device(arrays, torch.device(device)),
+            **moved,
+            fetched=fetched,
             starts=tuple(row.start for row in rows),
             counts=tuple(row.count for row in rows),
             totals=totals,

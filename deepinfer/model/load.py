@@ -48,6 +48,7 @@ def load_model(
     device: torch.device | str,
     load_format: LoadFormat = "auto",
     engram_rows: int | None = None,
+    engram_device: torch.device | str | None = None,
     seed: int = 0,
     truncation: Truncation = "off",
     keep_tokens: int = KEEP_TOKENS,
@@ -61,6 +62,8 @@ def load_model(
         load_format: "auto" reads them; "dummy" makes seeded ones of the right formats, and needs config.json only.
         engram_rows: keep so many rows of each n-gram table, for trials where they do not fit: tokens whose rows were
             cut off read others, so that answers are not the model's.
+        engram_device: where the n-gram tables go, if not to `device`: "cpu" leaves them in the host's memory, mapped
+            from their files, and what a step needs of them travels with its tokens.
         seed: of dummy weights.
         truncation, keep_tokens, max_positions: as `Model` takes them.
 
@@ -81,9 +84,9 @@ def load_model(
     where = torch.device(device)
     try:
         if load_format == "dummy":
-            weights = _dummy(config, where, seed, engram_rows, progress)
+            weights = _dummy(config, where, seed, engram_rows, engram_device, progress)
         else:
-            weights = _read(folder, config, where, engram_rows, progress)
+            weights = _read(folder, config, where, engram_rows, engram_device, progress)
         model = Model(
             *(config, weights),
             lookup=lookup,
@@ -95,7 +98,8 @@ def load_model(
         raise DeepInferError(
             f"the weights do not fit {where}: they take {_wanted(config) / 2**30:.0f} GiB",
             cause="the model needs more GPUs, or another program holds the memory",
-            next_step="--engram-rows N leaves most of the n-gram tables out, for trials",
+            next_step="--engram-rows N leaves most of the n-gram tables out, for trials; from Python, "
+            "load_model(…, engram_device='cpu') keeps them on the host",
         ) from problem
     return LoadedModel(config, model, tokenizer, (tokenizer.eos_id,) if tokenizer is not None else ())
 
@@ -141,20 +145,32 @@ def _wanted(config: ModelConfig) -> int:
 
 
 def _read(
-    folder: Path, config: ModelConfig, device: torch.device, engram_rows: int | None, progress: Progress | None
+    folder: Path,
+    config: ModelConfig,
+    device: torch.device,
+    engram_rows: int | None,
+    engram_device: torch.device | str | None,
+    progress: Progress | None,
 ) -> Weights:
     with Checkpoint.open(folder, config) as checkpoint:
-        weights = gather_weights(config, _Counted(config, checkpoint.take, engram_rows, progress), device)
+        weights = gather_weights(
+            config, _Counted(config, checkpoint.take, engram_rows, progress), device, engram_device
+        )
         checkpoint.left -= {name for name in checkpoint.left if name.startswith(_UNUSED)}
         checkpoint.finish()
     return weights
 
 
 def _dummy(
-    config: ModelConfig, device: torch.device, seed: int, engram_rows: int | None, progress: Progress | None
+    config: ModelConfig,
+    device: torch.device,
+    seed: int,
+    engram_rows: int | None,
+    engram_device: torch.device | str | None,
+    progress: Progress | None,
 ) -> Weights:
     made = dict(_made(config, device, seed, engram_rows))
-    return gather_weights(config, _Counted(config, made.pop, None, progress), device)
+    return gather_weights(config, _Counted(config, made.pop, None, progress), device, engram_device)
 
 
 def _made(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 import torch
@@ -113,7 +114,8 @@ class Model:
 
     def batch(self, rows: Sequence[RowSpec], *, decode: bool) -> Batch:
         """A batch for `forward`, on the model's device; see `Batch.of`."""
-        return Batch.of(rows, decode=decode, vocabulary=self.vocabulary, device=self.device)
+        memories = {layer: one.fetch_on_host for layer, one in self.engram.items() if one.on_host}
+        return Batch.of(rows, decode=decode, vocabulary=self.vocabulary, device=self.device, memories=memories)
 
     @torch.no_grad()
     def forward(
@@ -139,7 +141,7 @@ class Model:
         kept: torch.Tensor | None = None
         for layer, own in enumerate(self.weights.layers):
             memory = self.engram.get(layer)
-            remember = None if memory is None else lambda trunk, memory=memory: memory(trunk, batch.ngrams)
+            remember = None if memory is None else partial(memory, batch=batch, layer=layer)
             step, streams = streams.enter(self.config, own.attention_hyper, remember)
             attention = self.attention[layer]
             attention.compress(step.y, access, caches)

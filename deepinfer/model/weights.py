@@ -113,17 +113,23 @@ class Weights:
     head: torch.Tensor
 
 
-def gather_weights(config: ModelConfig, take: Take, device: torch.device | str) -> Weights:
-    """Ask for every tensor that the model's forward needs, and bring them to the device, layer after layer."""
-    reader = _Reader(config, take, torch.device(device))
+def gather_weights(
+    config: ModelConfig, take: Take, device: torch.device | str, engram_device: torch.device | str | None = None
+) -> Weights:
+    """Ask for every tensor that the model's forward needs, and bring them to the device, layer after layer.
+
+    engram_device: of the n-gram tables, where it is another: "cpu" keeps them on the host.
+    """
+    tables = torch.device(device if engram_device is None else engram_device)
+    reader = _Reader(config, take, torch.device(device), tables)
     embed = reader.plain("embed.weight")
     layers = tuple(reader.layer(layer) for layer in range(config.layers))
     return Weights(embed, layers, reader.plain("norm.weight"), reader.plain("head.weight"))
 
 
 class _Reader:
-    def __init__(self, config: ModelConfig, take: Take, device: torch.device) -> None:
-        self.config, self.take, self.device = config, take, device
+    def __init__(self, config: ModelConfig, take: Take, device: torch.device, tables: torch.device) -> None:
+        self.config, self.take, self.device, self.tables = config, take, device, tables
 
     def plain(self, name: str) -> torch.Tensor:
         return self.take(name).to(self.device)
@@ -217,8 +223,8 @@ class _Reader:
 
     def engram(self, name: str) -> Engram:
         return Engram(
-            table=self.plain(f"{name}.embed.weight"),
-            table_scales=self.bytes(f"{name}.embed.scale"),
+            table=self.take(f"{name}.embed.weight").to(self.tables),
+            table_scales=self.take(f"{name}.embed.scale").view(torch.uint8).to(self.tables),
             project=self.fp8(f"{name}.wkv"),
             gains=self.plain(f"{name}.q_weight").float() * self.plain(f"{name}.k_weight").float(),
         )

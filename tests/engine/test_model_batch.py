@@ -153,3 +153,17 @@ def test_entries_are_made_read_and_counted() -> None:
     assert two.segments.tolist() == [[4, 0, 64, 0], [9, 0, 1, 64]] and two.total == 65
     assert found.producers.starts[2].tolist() == [0, 0, 0, 65]
     assert found.producers.lengths[2].tolist() == [64, 65, 65, 0] and found.producers.longest == {1: 131, 2: 65}
+
+
+def test_what_tables_on_the_host_hold_travels_with_the_rows() -> None:
+    def fetch(grams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        values = (grams[:, :1] + torch.arange(64)).float().to(torch.float8_e4m3fn)
+        return values, grams[:, :2].to(torch.uint8)
+
+    own = vocabulary([3, 1, 0, 2, 2, 4, 5, 6, 1])
+    rows = [RowSpec([5, 6, 7], 1, 2, 4, [9]), RowSpec([8], 0, 1, 2, [3])]
+    batch = Batch.of(rows, decode=True, vocabulary=own, memories={4: fetch})
+    values, scales = batch.fetched[4]
+    expected = fetch(batch.ngrams)
+    assert values.dtype == torch.float8_e4m3fn and values.float().equal(expected[0].float())
+    assert scales.equal(expected[1]) and batch.ngrams.shape == (3, 4)

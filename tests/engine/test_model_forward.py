@@ -8,6 +8,8 @@ differ.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -133,6 +135,20 @@ def test_a_prefix_copied_to_another_slot_goes_on_as_if_computed() -> None:
     memory.copy_slots([first.slot], [9])
     rest = RowSpec(tokens, 128, 22, 9, [first.blocks[0], 2])
     assert forward(own, memory, [rest])[-1].equal(run(tokens, [150], own=own))
+
+
+def test_a_memory_on_the_host_is_read_when_the_batch_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU, where both are one device, told that they are not."""
+    own, tokens = model(), prompt(60)
+    expected = run(tokens, [50], own=own, decoded=(4, 6))
+    for memory in own.engram.values():
+        monkeypatch.setattr(memory, "on_host", True)
+    batch = own.batch([Story(tokens).rows(5)], decode=False)
+    assert batch.fetched.keys() == own.engram.keys() == {1, 4}
+    assert run(tokens, [50], own=own, decoded=(4, 6)).equal(expected)
+    other = Story(prompt(5, seed=1)).rows(5)
+    strange = replace(batch, fetched=own.batch([other], decode=False).fetched)
+    assert not own.forward(strange, caches()).equal(own.forward(batch, caches()))
 
 
 def test_a_small_model_takes_one_thread_of_a_cpu_and_gives_the_others_back() -> None:

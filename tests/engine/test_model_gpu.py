@@ -100,6 +100,15 @@ def test_alone_and_in_a_batch_are_the_same() -> None:
         assert found.equal(run(story.tokens, [len(story.tokens) - 2], (1, 1)))
 
 
+def test_a_memory_on_the_host_gives_the_same_bits() -> None:
+    own, tokens = config(FEW_CANDIDATES), prompt(60)
+    weights = gather_weights(own, tensors().__getitem__, "cuda", engram_device="cpu")
+    host = Model(own, weights, lookup=lookup())
+    memory, story = caches(), Story(tokens)
+    forward(host, memory, [story.rows(57)])
+    assert forward(host, memory, [story.rows(3)], decode=True)[-1].equal(run(tokens, [57], (3,)))
+
+
 def test_a_decode_step_can_be_captured_and_replayed() -> None:
     tokens = prompt(140)
     eager = run(tokens, [137], (1, 1, 1))
