@@ -168,13 +168,13 @@ class GrammarCompiler:
 def _library() -> Any:
     try:
         library = importlib.import_module("xgrammar")
+        version = importlib.metadata.version("xgrammar")
     except Exception as problem:  # a library that cannot be loaded raises OSError, RuntimeError and others
         raise DeepInferError(
             f"structured output needs the package xgrammar, which cannot be imported: {problem}",
             cause="it is not installed" if isinstance(problem, ImportError) else "it does not fit what it lies beside",
             next_step=_INSTALL,
         ) from problem
-    version = importlib.metadata.version("xgrammar")
     if tuple(int(one) for one in re.findall(r"\d+", version)[:3]) < OLDEST:
         raise DeepInferError(
             f"structured output needs xgrammar {'.'.join(map(str, OLDEST))}, and {version} is here",
