@@ -18,6 +18,7 @@ from deepinfer.cli.sampling_options import params_of
 from deepinfer.errors import InputError
 from deepinfer.sampling import SamplingParams
 
+_IMAGES = ("image", "images", "multi_modal_data")
 _SHOWN = 12
 """Bad lines that an error lists before it counts the rest."""
 
@@ -83,6 +84,8 @@ def _request(number: int, line: bytes, options: Mapping[str, Any], as_it_is: boo
         raise ValueError("it is neither an object nor a text")
     if "prompt" not in value:
         raise ValueError('it has no "prompt"')
+    if found := next((name for name in _IMAGES if name in value), None):
+        raise ValueError(f"it has {found!r}: images are not supported yet, prompts are text")
     fields = {**options, **value}
     prompt = _prompt(fields.pop("prompt"), as_it_is)
     name = _id(fields.pop("id", f"line-{number}"))

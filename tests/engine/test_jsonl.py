@@ -57,6 +57,7 @@ BAD: dict[str | bytes, str] = {
     '{"prompt": [true]}': 'its "prompt" is neither a text nor a list of token ids',
     '{"prompt": "x", "id": 1.5}': 'its "id" is neither',
     '{"prompt": "x", "max_token": 3}': "there is no field 'max_token': did you mean 'max_tokens'?",
+    '{"prompt": "x", "image": "fox.png"}': "it has 'image': images are not supported yet",
     '{"prompt": "x", "seed_in_effect": 3}': "there is no field 'seed_in_effect'",
     '{"prompt": "x", "temperature": -1}': "temperature must be at least 0",
     '{"prompt": "x", "temperature": NaN}': "temperature must be finite",
