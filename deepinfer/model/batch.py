@@ -17,6 +17,8 @@ from deepinfer.model.transfer import to_device
 
 NO_BLOCK = -1
 """Stands in a block table where a sequence has no block: nothing is read or written there."""
+PADDING_SLOT = 0
+"""The state slot of sequences that only fill a fixed shape; their blocks are block 0."""
 _UNKNOWN = -1
 
 
@@ -30,7 +32,8 @@ class RowSpec:
 
     token_ids: all tokens of the sequence so far, at least up to the last row's.
     start, count: the rows are the tokens at the positions start to start + count - 1.
-    slot: its state slot. blocks: its blocks, one for every 128 positions up to the last row's at least.
+    slot: its state slot; 0: the rows only fill a fixed shape, and their logits mean nothing.
+    blocks: its blocks, one for every 128 positions up to the last row's at least.
     total: of a prefill, tokens that were known when it began, all chunks counted (for truncation, model_spec 3.8);
         None: those up to the last row.
     wanted: the rows whose logits are wanted.
@@ -149,8 +152,9 @@ class Batch:
         """
         if not rows:
             raise ValueError("a batch needs at least one sequence")
-        if len({row.slot for row in rows}) < len(rows):
-            raise ValueError(f"sequences of a batch must differ in their state slots: {[row.slot for row in rows]}")
+        slots = [row.slot for row in rows if row.slot != PADDING_SLOT]
+        if len(set(slots)) < len(slots):
+            raise ValueError(f"sequences of a batch must differ in their state slots: {slots}")
         totals = tuple(row.start + row.count if row.total is None or decode else row.total for row in rows)
         for row, total in zip(rows, totals, strict=True):
             if total < row.start + row.count:
@@ -178,7 +182,7 @@ class Batch:
             "query_lens": counts,
             "key_lens": starts + counts,
             "row_ends": ends,
-            "padding": np.zeros(len(rows), dtype=np.bool_),
+            "padding": np.array([row.slot == PADDING_SLOT for row in rows]),
             "wanted": np.array(wanted, dtype=np.int64),
         }
         memories = memories or {}

@@ -57,6 +57,8 @@ def test_rows_that_cannot_be_are_refused() -> None:
         of([RowSpec([1], 0, 1, 3, [1]), RowSpec([1], 0, 1, 3, [2])])
     with pytest.raises(ValueError, match="3 is less than 4"):
         of([RowSpec([1] * 4, 0, 4, 1, [1], total=3)])
+    padded = of([RowSpec([1], 0, 1, slot, [0]) for slot in (0, 5, 0)], decode=True)
+    assert padded.padding.tolist() == [True, False, True]
     assert of([RowSpec([1] * 4, 3, 1, 1, [1], total=3)], decode=True).totals == (4,)
 
 

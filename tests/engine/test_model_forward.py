@@ -119,6 +119,18 @@ def test_alone_and_in_a_batch_are_the_same() -> None:
         assert found.equal(run(story.tokens, [length], own=own, decoded=[1, 2, 3])), length
 
 
+def test_padding_and_a_broken_sequence_leave_the_others_alone() -> None:
+    own, memory = model(candidates=FEW_CANDIDATES), caches()
+    stories = [Story(prompt(70, seed=index), index) for index in range(3)]
+    forward(own, memory, [story.rows(67) for story in stories])
+    alone = run(stories[1].tokens, [67], own=own, decoded=[3])
+    memory.slots_buffer[stories[0].slot].fill_(0xFF)
+    padding = RowSpec([0], 0, 1, 0, [0])
+    rows = [stories[0].rows(3), padding, stories[1].rows(3), stories[2].rows(3), padding, padding]
+    logits = forward(own, memory, rows, decode=True)
+    assert logits[0].isnan().all() and logits[2].equal(alone) and logits[3].isfinite().all()
+
+
 def test_only_the_wanted_rows_have_logits() -> None:
     own, tokens = model(), prompt(60)
     every = forward(own, caches(), [Story(tokens).rows(60, "all")])
