@@ -45,7 +45,7 @@ class SamplingParams:
         top_k: how many of the likeliest tokens are kept; 0 or -1 keeps all.
         seed: -2^63 to 2^63 - 1. The same prompt, parameters and seed give the same tokens. None: drawn at random.
         n: completions of the prompt; the i-th has the seed + i.
-        max_tokens: at least 1. min_tokens: no stop before as many.
+        max_tokens: at least 1. min_tokens: no stop before as many, but where the text of a structure is complete.
         stop: texts before which the output ends. stop_token_ids: tokens that end it. ignore_eos: go on past the end.
         logprobs: None, or of how many likeliest tokens beside the chosen one to tell the log-probability (0: it alone).
         prompt_logprobs: the same for the tokens of the prompt.
