@@ -112,6 +112,8 @@ PARTS: dict[str, Callable[[], Found]] = {
     "triton": partial(_module, "triton", "triton"),
     "tokenspeed_triton": partial(_module, "tokenspeed_triton", "tokenspeed-triton"),
     "numpy": partial(_module, "numpy", "numpy"),
+    "safetensors": partial(_module, "safetensors", "safetensors"),
+    "tokenizers": partial(_module, "tokenizers", "tokenizers"),
     "deepinfer._C": _native,
     "deep_gemm": partial(_module, "deep_gemm", "deepinfer-gemm"),
     "deep_ep": partial(_module, "deep_ep", "deepinfer-ep"),

@@ -6,8 +6,9 @@ Schema 1 of the JSON form. Keys are only ever added; a change of meaning raises 
     deepinfer   {version, path, home, home_source, site or null}
     python      {version, executable}
     parts       [{name, status, version, path, reason, details}]
-                name: gpu torch triton tokenspeed_triton numpy deepinfer._C deep_gemm deep_ep deep_cluster xgrammar
-                toolchain. status: present absent failed crashed timeout. reason: '' where present. details:
+                name: gpu torch triton tokenspeed_triton numpy safetensors tokenizers deepinfer._C deep_gemm deep_ep
+                deep_cluster xgrammar toolchain. status: present absent failed crashed timeout. reason: '' where
+                present. details:
                 gpu {driver_cuda, devices: [{name, sm, sm_count, memory_bytes}]}; its version is the driver's
                 torch {git_version, cuda or null, cuda_available, nccl: {version, files} or null, cudart: [files]}
                 deepinfer._C {abi: {python, torch, torch_git, cuda, compiler}, graph_timer}
