@@ -13,8 +13,9 @@ from deepinfer.structured_output.regex import check_string_pattern
 
 DEEPEST = 100
 """Levels of a schema; xgrammar's time grows with their third power."""
+_LIMITS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _OF_KIND = {
-    "number": ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
+    "number": (*_LIMITS, "multipleOf"),
     "string": ("minLength", "maxLength", "pattern"),
     "array": ("minItems", "maxItems"),
     "object": ("required", "minProperties", "maxProperties", "patternProperties", "propertyNames"),
@@ -71,8 +72,11 @@ def _problems(schema: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield from _combined(schema)
     yield from _without_type(schema)
     yield from _objects(schema)
-    if "multipleOf" in schema and not (schema.get("type") == "integer" and isinstance(schema["multipleOf"], int)):
-        yield "multipleOf", "it has to be a whole number beside the type integer"
+    if "multipleOf" in schema:
+        if schema.get("type") != "integer" or not isinstance(schema["multipleOf"], int):
+            yield "multipleOf", "it has to be a whole number beside the type integer"
+        if not schema.keys().isdisjoint(_LIMITS):
+            yield "multipleOf", "a limit stands beside it"
     if isinstance(schema.get("pattern"), str):
         try:
             check_string_pattern(schema["pattern"])
@@ -117,6 +121,10 @@ def _objects(schema: dict[str, Any]) -> Iterator[tuple[str, str]]:
     for word in ("patternProperties", "propertyNames"):
         if word in schema and properties:
             yield word, "properties stands beside it"
+    least = schema.get("minProperties", 0)
+    closed = properties and schema.get("additionalProperties", False) is False
+    if isinstance(least, int) and least > 1 and not closed:
+        yield "minProperties", "properties without names could be one, twice"
     if "patternProperties" in schema and schema.get("additionalProperties", False) is not False:
         yield "additionalProperties", "patternProperties stands beside it"
     patterns = schema.get("patternProperties")

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import random
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -46,6 +49,8 @@ def fits(compiler: GrammarCompiler, schema: Any, value: Any) -> bool:
         ({"type": "object", "dependentRequired": {"a": ["b"]}}, "dependentRequired", "#"),
         ({"type": "number", "multipleOf": 2}, "multipleOf", "#"),
         ({"type": "integer", "multipleOf": 0.5}, "multipleOf", "#"),
+        ({"type": "integer", "multipleOf": 3, "minimum": 4}, "multipleOf", "#"),
+        ({"type": "object", "additionalProperties": INTEGER, "minProperties": 2}, "minProperties", "#"),
         ({"anyOf": [INTEGER, {"type": "string"}], "type": "object"}, "anyOf", "#"),
         ({"allOf": [INTEGER, {"minimum": 3}]}, "allOf", "#"),
         ({"$defs": {"a": INTEGER}, "$ref": "#/$defs/a", "minimum": 3}, "$ref", "#"),
@@ -128,6 +133,51 @@ def test_strings_have_no_letter_that_json_escapes(compiler: GrammarCompiler, lim
     for byte in (*range(32), ord('"')):
         matcher = grammar.matcher()
         assert not all(matcher.accept(one) for one in (ord('"'), byte, ord('"'))), byte
+
+
+def random_schema(chance: random.Random, depth: int) -> dict[str, Any]:
+    """A schema of what passes, two levels deep at most."""
+    name = partial(chance.choice, ["a", "b", "cc", 'd"e', "\u00e9"])
+    inner = partial(random_schema, chance, depth - 1)
+    limits = {"minimum": chance.randint(-30, 9), "maximum": chance.randint(10, 300)}
+    kinds: list[Callable[[], dict[str, Any]]] = [
+        lambda: {"type": "integer", **(limits if chance.random() < 0.7 else {"multipleOf": 7})},
+        lambda: {"type": "number", "minimum": chance.randint(-900, 900) / 100, "exclusiveMaximum": 12.5},
+        lambda: {"type": "string", "minLength": chance.randint(0, 3), "maxLength": chance.randint(3, 6)},
+        lambda: {"type": "string", "pattern": chance.choice(["^a+$", "[a-z]{2}", ".{0,3}", "\\d+\\.\\d", "[^b]"])},
+        lambda: {"type": "string", "format": chance.choice(["date", "time", "email", "ipv4", "uuid"])},
+        lambda: chance.choice([{"enum": [1, "a", None, {"x": [1]}]}, {"const": 'a"\n'}, {"type": ["null", "boolean"]}]),
+        lambda: {"type": "array", "items": inner(), "minItems": chance.randint(0, 2), "maxItems": 3},
+        lambda: {"type": "array", "prefixItems": [inner(), inner()], "items": inner()},
+        lambda: {"type": "object", "properties": (found := {name(): inner() for _ in range(3)}), "required": [*found]},
+        lambda: {"type": "object", "properties": {name(): inner()}, "additionalProperties": inner()},
+        lambda: {"type": "object", "propertyNames": {"maxLength": 2}, "additionalProperties": inner()},
+        lambda: {"anyOf": [inner(), inner()]},
+    ]
+    return chance.choice(kinds[: 12 if depth else 6])()
+
+
+def random_text(compiler: GrammarCompiler, schema: dict[str, Any], chance: random.Random) -> str:
+    """A text drawn byte by byte, with some hurry to its end."""
+    matcher = compiler.compile(Structure("json", schema)).matcher()
+    text = b""
+    while not matcher.finished:
+        words = matcher.fill().tolist()
+        allowed = [byte for byte in range(257) if words[byte // 32] >> byte % 32 & 1]
+        assert allowed, (schema, text, matcher.problem)
+        quick = [byte for byte in allowed if byte in (*b'"}]', 256)]
+        byte = chance.choice(quick if quick and chance.random() < 0.5 else allowed)
+        assert matcher.accept(byte)
+        text += bytes([byte]) if byte < 256 else b""
+    return text.decode(errors="replace")
+
+
+def test_text_drawn_under_random_schemas_fits_them(compiler: GrammarCompiler) -> None:
+    jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is absent: nothing to compare with")
+    for seed in range(150):
+        chance = random.Random(seed)
+        schema = random_schema(chance, 2)
+        jsonschema.validate(json.loads(random_text(compiler, schema, chance)), schema)
 
 
 def test_blanks_between_elements_have_an_end(compiler: GrammarCompiler) -> None:
