@@ -17,6 +17,7 @@ import hashlib
 import os
 import platform
 import re
+import shlex
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -32,6 +33,16 @@ _NOT_PASSED_ON = re.compile(r"""[\x00-\x1f\x7f$`"'\\:\ud800-\udfff]""")
 _WAIT_SECONDS = 60.0
 """How often a wait for another build is told again."""
 REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+FOLDERS = (
+    "attached", "builder", "ccache", "contexts", "docker", "downloads", "host", "inspections", "locks", "logs",
+    "manifests", "packs", "parts", "registry", "rootfs", "test-c", "test-host", "test-registry", "test-variants",
+    "triton", "wheelhouse", "work",
+)  # fmt: skip
+"""What the build system keeps in its cache, and nothing else is: a folder that holds other things is somebody's own."""
+LEFTOVER = ".part-"
+"""How the names of files begin that were not finished."""
 
 
 def location() -> Path:
@@ -52,12 +63,17 @@ def location() -> Path:
 
 
 def root() -> Path:
-    """The cache's folder, made (with its CACHEDIR.TAG) if it is missing."""
+    """The cache's folder, made (with its CACHEDIR.TAG) if it is missing.
+
+    Raises EnvironmentCannot where it cannot be made, or a folder without the tag holds what is not the build system's:
+    programs that make backups pass over a folder with that tag, and `clean` empties it.
+    """
     path = location()
     tag = path / "CACHEDIR.TAG"
     try:
         if not tag.exists():
             path.mkdir(parents=True, exist_ok=True)
+            _refuse_somebodys_own(path)
             atomic_write(tag, CACHEDIR_TAG)
     except OSError as problem:
         shown = f"{str(path)[:60]}…" if problem.errno == errno.ENAMETOOLONG else path
@@ -67,6 +83,18 @@ def root() -> Path:
             next_step="set DEEPINFER_BUILD_CACHE to a folder that you can write, on a disk with room",
         ) from problem
     return path
+
+
+def _refuse_somebodys_own(path: Path) -> None:
+    usual = (*FOLDERS, "lost+found")  # a disk of its own has that
+    others = sorted(e.name for e in path.iterdir() if e.name not in usual and not e.name.startswith(LEFTOVER))
+    if others:
+        shown = ", ".join(name[:40].encode(errors="replace").decode() for name in others[:3])
+        raise EnvironmentCannot(
+            f"{path} is no build cache: it holds {shown}{' and more' if len(others) > 3 else ''}",
+            cause="the build cache has a folder to itself: it is passed over by backups, and emptied by `clean`",
+            next_step=f"DEEPINFER_BUILD_CACHE={shlex.quote(str(path / 'deepinfer-build'))}",
+        )
 
 
 def identity() -> str:
@@ -93,7 +121,7 @@ def atomic_path(target: Path) -> Iterator[Path]:
     if target.exists() and not target.is_file():
         raise FileExistsError(errno.EEXIST, "it is there, and no file", str(target))
     target.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=".part-", suffix=f"-{target.name}", dir=target.parent)
+    handle, name = tempfile.mkstemp(prefix=LEFTOVER, suffix=f"-{target.name}", dir=target.parent)
     os.close(handle)
     part = Path(name)
     try:

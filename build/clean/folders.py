@@ -14,13 +14,7 @@ from build.errors import EnvironmentCannot
 from build.setup import dockerd
 
 _SIGNATURE = cache.CACHEDIR_TAG.splitlines()[0]
-LEFTOVER = ".part-*"
-CACHE_FOLDERS = (
-    "attached", "builder", "ccache", "contexts", "docker", "downloads", "host", "inspections", "locks", "logs",
-    "manifests", "packs", "parts", "registry", "rootfs", "test-c", "test-host", "test-registry", "test-variants",
-    "triton", "wheelhouse", "work",
-)  # fmt: skip
-"""What the build system keeps in its cache. Named, lest a DEEPINFER_BUILD_CACHE that was set to a home empties it."""
+_UNFINISHED = f"{cache.LEFTOVER}*"
 
 
 def builds_run() -> bool:
@@ -32,7 +26,9 @@ def builds_run() -> bool:
 def remove_leftovers() -> None:
     """Remove the files that nobody will finish; says how much that was."""
     freed = 0
-    for path in sorted(cache.root().rglob(LEFTOVER)):
+    folders = [folder for name in cache.FOLDERS if not (folder := cache.root() / name).is_symlink()]
+    places = [cache.root().glob(_UNFINISHED), *(folder.rglob(_UNFINISHED) for folder in folders)]
+    for path in sorted(path for place in places for path in place):
         freed += size_of(path)
         remove(path)
     say(f"removed unfinished files from {cache.root()} ({gb(freed)})")
@@ -63,8 +59,8 @@ def remove_cache(root: Path) -> None:
         )
     if builds_run():
         raise EnvironmentCannot("a build is using the cache", next_step="wait for its end, or end it")
-    freed = sum(size_of(root / name) for name in CACHE_FOLDERS)
-    for name in (*CACHE_FOLDERS, *(path.name for path in root.glob(LEFTOVER))):
+    freed = sum(size_of(root / name) for name in cache.FOLDERS)
+    for name in (*cache.FOLDERS, *(path.name for path in root.glob(_UNFINISHED))):
         remove(root / name)
     strangers = sorted(path.name for path in root.iterdir() if path != tag)
     if strangers:
@@ -78,7 +74,8 @@ def size_of(path: Path) -> int:
     """Bytes on disk below a path; files with several links count once, links themselves are not followed."""
     seen: set[tuple[int, int]] = set()
     total = 0
-    for place in [path, *(path.rglob("*") if path.is_dir() and not path.is_symlink() else [])]:
+    below = os.walk(path) if not path.is_symlink() else []  # unlike rglob, it takes no notice of what goes away
+    for place in [path, *(Path(folder, name) for folder, folders, files in below for name in folders + files)]:
         try:
             facts = place.lstat()
         except FileNotFoundError:

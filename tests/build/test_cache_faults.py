@@ -43,6 +43,32 @@ def test_a_file_a_loop_and_a_name_too_long(tmp_path: Path, monkeypatch: pytest.M
         assert len(told.value.what) < 300
 
 
+def test_somebodys_own_folder_does_not_become_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Backups pass over a folder with a CACHEDIR.TAG, and `clean --cache` would take `downloads` in it."""
+    home = tmp_path / "a home"
+    (home / "downloads").mkdir(parents=True)
+    (home / "thesis\udcff.tex").touch()
+    monkeypatch.setenv("DEEPINFER_BUILD_CACHE", str(home))
+    with pytest.raises(EnvironmentCannot, match="is no build cache: it holds thesis") as told:
+        cache.root()
+    str(told.value).encode()  # can be printed
+    assert f"'{home}/deepinfer-build'" in told.value.next_step
+    assert {path.name for path in home.iterdir()} == {"downloads", "thesis\udcff.tex"}
+    monkeypatch.setenv("DEEPINFER_BUILD_CACHE", "/")
+    with pytest.raises(EnvironmentCannot, match="is no build cache"):
+        cache.root()
+
+
+@pytest.mark.parametrize("there", [(), ("lost+found",), (".part-x-CACHEDIR.TAG", "locks"), ("downloads", "rootfs")])
+def test_what_a_cache_may_hold_before_it_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: tuple[str, ...]
+) -> None:
+    for name in there:
+        (tmp_path / "cache" / name).mkdir(parents=True)
+    monkeypatch.setenv("DEEPINFER_BUILD_CACHE", str(tmp_path / "cache"))
+    assert (cache.root() / "CACHEDIR.TAG").is_file()
+
+
 def test_a_pipe_and_a_folder_keep_their_names(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "folder").mkdir()
@@ -64,7 +90,7 @@ def full_disk(tmp_path: Path) -> Iterator[Path]:
     place.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", str(place)], check=True)
     try:
-        (place / "filler").write_bytes(b"x" * 4096)
+        (place / ".part-filler").write_bytes(b"x" * 4096)
         yield place
     finally:
         subprocess.run(["umount", str(place)], check=True)
@@ -75,8 +101,8 @@ def test_a_full_disk_leaves_no_half_tag(full_disk: Path, monkeypatch: pytest.Mon
     with pytest.raises(EnvironmentCannot, match="No space left") as told:
         cache.root()
     assert "a disk with room" in told.value.next_step
-    assert [path.name for path in full_disk.iterdir()] == ["filler"]
-    (full_disk / "filler").unlink()
+    assert [path.name for path in full_disk.iterdir()] == [".part-filler"]
+    (full_disk / ".part-filler").unlink()
     assert (cache.root() / "CACHEDIR.TAG").read_text() == cache.CACHEDIR_TAG
 
 

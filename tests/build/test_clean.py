@@ -12,7 +12,7 @@ import pytest
 from docker.errors import APIError
 
 from build import cache
-from build.clean.folders import CACHE_FOLDERS, remove_cache, size_of
+from build.clean.folders import remove_cache, remove_leftovers, size_of
 from build.clean.images import clean_images, remove_unused_os_layers
 from build.clean.verb import run
 from build.command import as_build_error
@@ -60,6 +60,19 @@ def test_what_is_not_the_build_systems_stays_and_is_named(own_cache: Path, capsy
     assert "thesis.tex" in capsys.readouterr().err
 
 
+def test_what_is_unfinished_is_removed_where_the_build_system_writes_and_nowhere_else(
+    own_cache: Path, tmp_path: Path
+) -> None:
+    ours = [cache.folder("downloads/x") / ".part-1", cache.folder("work") / ".part-2", own_cache / ".part-tag"]
+    theirs = [own_cache / "thesis" / ".part-3", tmp_path / "elsewhere" / ".part-4"]
+    for path in (*ours, *theirs):
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+    (own_cache / "rootfs").symlink_to(tmp_path / "elsewhere")
+    remove_leftovers()
+    assert [path.exists() for path in ours] == [False] * 3 and [path.exists() for path in theirs] == [True] * 2
+
+
 def test_links_in_the_cache_are_removed_and_not_followed(own_cache: Path, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "file").touch()
@@ -87,7 +100,7 @@ def test_every_folder_of_the_cache_is_known_to_clean() -> None:
         text = path.read_text()
         used |= set(re.findall(r'\bfolder\(f?"([a-z]+)', text))
         used |= set(re.findall(r'cache\.root\(\) / "([a-z]+)"', text))
-    assert used and used <= set(CACHE_FOLDERS)
+    assert used and used <= set(cache.FOLDERS)
 
 
 def test_unfinished_files_go_and_whole_ones_stay(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
