@@ -54,14 +54,16 @@ def run(args: argparse.Namespace) -> int:
     started = time.perf_counter()
     try:
         output = _answer(llm, Request(prompt, params), shown=not args.json)
-    except DeepInferError:
+    except DeepInferError:  # some are ValueErrors too
         raise
     except (TypeError, ValueError) as problem:
         raise told(problem, "the prompt") from problem
     if args.json:
         print(json.dumps(record(output), ensure_ascii=False, indent=2))
     if failed := failures(output):
-        raise RequestFailed(f"the request failed: {failed[0]}", next_step="DEEPINFER_DEBUG=1 shows more")
+        raise RequestFailed(
+            f"the request failed: {failed[0]}", next_step="ask again; if it fails again, compare the checkpoint's files"
+        )
     done, seconds = output.outputs[0], time.perf_counter() - started
     tell(args, f"{len(output.prompt_token_ids)} + {len(done.token_ids)} tokens in {seconds:.2f} s "
          f"({len(done.token_ids) / seconds:.1f} tokens/s), ended by {_end(done.finish_reason, done.stop)}")  # fmt: skip

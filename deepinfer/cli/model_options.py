@@ -57,28 +57,24 @@ def open_llm(args: argparse.Namespace) -> LLM:
 
     with Progress("weights", None, shown=not args.quiet, bytes_=True) as bar:
         try:
-            return _open(LLM, args, bar)
-        except DeepInferError:
+            return LLM(
+                args.model,
+                device=args.device,
+                backend=args.backend,
+                load_format=args.load_format,
+                engram_rows=args.engram_rows,
+                max_model_len=args.max_model_len,
+                max_num_seqs=args.max_num_seqs,
+                chunk_tokens=args.chunk_tokens,
+                blocks=args.blocks,
+                memory_fraction=args.memory_fraction,
+                truncation=args.truncation,
+                progress=bar.reach,
+            )
+        except DeepInferError:  # some are ValueErrors too
             raise
         except ValueError as problem:
             raise UsageError(f"the options cannot be taken: {problem}", next_step="correct this option") from problem
-
-
-def _open(kind: type[LLM], args: argparse.Namespace, bar: Progress) -> LLM:
-    return kind(
-        args.model,
-        device=args.device,
-        backend=args.backend,
-        load_format=args.load_format,
-        engram_rows=args.engram_rows,
-        max_model_len=args.max_model_len,
-        max_num_seqs=args.max_num_seqs,
-        chunk_tokens=args.chunk_tokens,
-        blocks=args.blocks,
-        memory_fraction=args.memory_fraction,
-        truncation=args.truncation,
-        progress=bar.reach,
-    )
 
 
 def tell(args: argparse.Namespace, text: str) -> None:
@@ -91,4 +87,4 @@ def write_utf8() -> None:
     """Let stdout take any text, whatever the locale says."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(encoding="utf-8")
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace")

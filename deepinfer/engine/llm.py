@@ -7,15 +7,16 @@ import dataclasses
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 
-from deepinfer import envs, platform
+from deepinfer import envs
 from deepinfer.config import read_config
 from deepinfer.engine.core import Engine
 from deepinfer.engine.memory import EngineOptions
 from deepinfer.engine.outputs import Completion, RequestOutput
+from deepinfer.engine.placement import Backend, device_of, kernels_of
 from deepinfer.engine.sequence import Request
 from deepinfer.errors import CheckpointError, DeepInferError
 from deepinfer.model.load import LoadFormat, Progress, load_model
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
 Prompt = str | Sequence[int]
 """A text (the token that begins a sentence is put first) or token ids (taken as they are)."""
-Backend = Literal["triton", "reference"]
 _SMALL = 1024
 """Hidden width up to which one thread is faster on a CPU: the others would wait longer than they work, and many times
 longer where something else runs as well.
@@ -99,8 +99,8 @@ class LLM:
                 cause="a model is named by the folder that it was downloaded to" if not path.exists() else "",
                 next_step="give the folder with config.json in it; `deepinfer tiny DIR` writes one to try",
             )
-        self.device = _device(device)
-        self._ops = _ops(backend, self.device)
+        self.device = device_of(device)
+        self._ops = kernels_of(backend, self.device)
         small = self.device.type == "cpu" and read_config(path).hidden <= _SMALL
         self._alone = small and not envs.read(envs.OMP_NUM_THREADS)
         with self._settings():
@@ -234,45 +234,6 @@ class LLM:
                 yield
             finally:
                 torch.set_num_threads(threads)
-
-
-def _device(asked: str | torch.device | None) -> torch.device:
-    """The device to run on. DeepInferError: there is no such."""
-    if asked is None:
-        return torch.device("cuda:0" if platform.detect().kind == "cuda" else "cpu")
-    try:
-        device = torch.device(asked)
-    except RuntimeError as problem:
-        raise ValueError(f"device must be cuda, cuda:N or cpu, not {asked!r}") from problem
-    if device.type == "cpu":
-        return device
-    if device.type != "cuda":
-        raise ValueError(f"device must be cuda, cuda:N or cpu, not {asked!r}")
-    index = device.index or 0
-    machine = platform.detect()
-    if index >= len(machine.gpus):
-        raise DeepInferError(
-            f"there is no device {asked}",
-            cause=machine.reason or f"the driver sees {len(machine.gpus)} GPUs, counted from 0",
-            next_step="--device cpu runs on the processor; `deepinfer env` shows GPUs and driver",
-        )
-    return torch.device("cuda", index)
-
-
-def _ops(asked: Backend | None, device: torch.device) -> dispatch.Settings:
-    """Where kernels come from: as asked, else as the environment says, else what the device is fast with."""
-    backend = asked
-    if backend is None and not envs.OPS_BACKEND.is_set:
-        backend = "triton" if device.type == "cuda" else "reference"
-    chosen = dispatch.settings() if backend is None else dataclasses.replace(dispatch.settings(), backend=backend)
-    interpreted = envs.read(envs.TRITON_INTERPRET) not in ("", "0")
-    if chosen.backend == "triton" and device.type == "cpu" and not interpreted:
-        raise DeepInferError(
-            "the triton backend needs a GPU, and the model is to run on the CPU",
-            cause="--backend or DEEPINFER_OPS_BACKEND says triton",
-            next_step="--backend reference",
-        )
-    return chosen
 
 
 def _requests(

@@ -1,0 +1,65 @@
+"""Where a model runs, and where its kernels come from."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+import torch
+
+from deepinfer import envs, platform
+from deepinfer.errors import DeepInferError
+from deepinfer.ops import dispatch
+
+Backend = Literal["triton", "reference"]
+
+
+def device_of(asked: str | torch.device | None) -> torch.device:
+    """The device to run on.
+
+    Raises:
+        ValueError: it is of another kind.
+        DeepInferError: there is no such device, or this PyTorch cannot use it.
+    """
+    machine = platform.detect()
+    if asked is None:  # a GPU that an unfit PyTorch cannot use is told, a PyTorch for CPUs runs there
+        asked = "cuda" if machine.kind == "cuda" and torch.version.cuda is not None else "cpu"
+    try:
+        device = torch.device(asked)
+    except RuntimeError:
+        device = torch.device("meta")
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"device must be cuda, cuda:N or cpu, not {asked!r}")
+    if device.type == "cpu":
+        return device
+    index = device.index or 0
+    if index >= len(machine.gpus):
+        raise DeepInferError(
+            f"there is no device {asked}",
+            cause=machine.reason or f"the driver sees {len(machine.gpus)} GPUs, counted from 0",
+            next_step="--device cpu runs on the processor; `deepinfer env` shows GPUs and driver",
+        )
+    if not torch.cuda.is_available():
+        built = f"for CUDA {torch.version.cuda}" if torch.version.cuda else "without CUDA"
+        raise DeepInferError(
+            f"PyTorch {torch.__version__} cannot use the GPU",
+            cause=f"it is built {built}, and the driver is {machine.driver}, which runs CUDA {machine.driver_cuda}",
+            next_step="use a PyTorch that fits the driver, or --device cpu",
+        )
+    return torch.device("cuda", index)
+
+
+def kernels_of(asked: Backend | None, device: torch.device) -> dispatch.Settings:
+    """Where kernels come from: as asked, else as the environment says, else what the device is fast with."""
+    backend = asked
+    if backend is None and not envs.OPS_BACKEND.is_set:
+        backend = "triton" if device.type == "cuda" else "reference"
+    chosen = dispatch.settings() if backend is None else dataclasses.replace(dispatch.settings(), backend=backend)
+    interpreted = envs.read(envs.TRITON_INTERPRET) not in ("", "0")
+    if chosen.backend == "triton" and device.type == "cpu" and not interpreted:
+        raise DeepInferError(
+            "the triton backend needs a GPU, and the model is to run on the CPU",
+            cause="--backend or DEEPINFER_OPS_BACKEND says triton",
+            next_step="--backend reference",
+        )
+    return chosen
