@@ -1,10 +1,9 @@
 #include "prefix_index.hpp"
 
-#include <algorithm>
-#include <array>
 #include <cstring>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 namespace deepinfer {
 namespace {

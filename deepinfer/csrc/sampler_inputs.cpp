@@ -1,10 +1,10 @@
 #include "sampler_inputs.hpp"
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 namespace deepinfer {
 namespace {
