@@ -6,6 +6,7 @@ that no earlier one can have caused: at a row before all that differed in earlie
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -85,33 +86,39 @@ def _entries(config: ModelConfig, expected: Output, run: EngineRun, noise: Noise
     choice = expected.choices[layer]
     own, other = (set(one[row].tolist()) - {-1} for one in (choice.entries, run.entries[layer]))
     lost, gained = own - other, other - own
-    origin = config.candidate_source(layer)
+    origin, explained = config.candidate_source(layer), False
     if origin is not None:
         tied = _tied_blocks(config, expected, noise, origin, row)
         size = config.indexer.candidate_block
-        lost, gained = ({entry for entry in one if entry // size not in tied} for one in (lost, gained))
-    gap = _gap(choice.logits[row], lost, gained) if lost and gained else 0.0
+        left = [{entry for entry in one if entry // size not in tied} for one in (lost, gained)]
+        # What a block's entries gave way to is as it is: nothing stands beside it to be compared.
+        explained = left != [lost, gained] and not all(left)
+        lost, gained = left
+    gap = 0.0 if explained else _gap(choice.logits[row], lost, gained)
     return Choice(layer, row, "entries", gap, FACTOR * noise.entries[layer])
 
 
 def _gap(scores: torch.Tensor, lost: set[int], gained: set[int]) -> float:
+    """How much better the best that was lost is than the worst that was gained."""
     if not lost and not gained:
         return 0.0
+    if not lost or not gained:
+        return math.inf  # more or fewer than there should be
     return max(float(scores[sorted(lost)].max() - scores[sorted(gained)].min()), 0.0)
 
 
 def _tied_blocks(config: ModelConfig, expected: Output, noise: Noise, origin: int, row: int) -> set[int]:
-    """Candidate blocks of the layer `origin` that noise may have taken in or left out."""
+    """Candidate blocks of the layer `origin` that noise may take in or leave out."""
     choice, size = expected.choices[origin], config.indexer.candidate_block
     assert choice.blocks is not None
-    chosen = [block for block in choice.blocks[row].tolist() if block >= 0]
     logits = choice.logits[row]
-    missing = -len(logits) % size
-    best = torch.nn.functional.pad(logits, (0, missing), value=float("-inf")).view(-1, size).amax(-1)
-    there = int(logits.isfinite().sum())
-    if len(chosen) * size >= there:
+    best = torch.nn.functional.pad(logits, (0, -len(logits) % size), value=-math.inf).view(-1, size).amax(-1).tolist()
+    last = (int(logits.isfinite().sum()) - 1) // size  # always taken in
+    inside = {block for block in choice.blocks[row].tolist() if 0 <= block < last}
+    outside = {block for block in range(last) if block not in inside}
+    if not inside or not outside:
         return set()
-    last = (there - 1) // size  # always taken in
+    least, most = min(best[block] for block in inside), max(best[block] for block in outside)
     allowed = FACTOR * noise.entries[origin]
-    least = min(float(best[block]) for block in chosen if block != last)
-    return {block for block in range(last) if abs(float(best[block]) - least) <= allowed}
+    left = {block for block in inside if best[block] - most <= allowed}
+    return left | {block for block in outside if least - best[block] <= allowed}

@@ -82,7 +82,7 @@ def compare(subject: Subject, tokens: list[int], *, chunk: int = 0, decoded: int
     with threads_for(subject.config):
         expected = subject.oracle()(torch.tensor(tokens))
         choices = choices_of(expected)
-        noise = measure(subject, tokens, choices)
+        noise = measure(subject, tokens, expected)
         forced = run_engine(subject.model, tokens, forced=choices, chunk=chunk, decoded=decoded)
         free = run_engine(subject.model, tokens, chunk=chunk, decoded=decoded)
         return Comparison(expected, noise, forced, free, first_differences(subject.config, expected, free, noise))

@@ -13,10 +13,12 @@ from deepinfer.reference import Forced, Output, Precision
 
 @dataclass(frozen=True)
 class Noise:
-    """The differences of two `rounded` runs with the same choices, whose sums are float32 in two orders.
+    """The differences of `rounded` runs with the same choices: two whose sums are float32 in two orders.
 
-    relative: of the logits, as `distance` has it. absolute: the largest of a logit. hidden: by layer, `distance` of
-    the trunk that enters it. scores: by layer, the largest of a gate's score; entries: by index source, of a logit.
+    relative: of the logits, as `distance` has it. absolute: the largest of a logit.
+    The others are the largest between any two of these and the run in float64, for the two have in common whatever
+    float32 does beside sums. hidden: by layer, `distance` of the trunk that enters it. scores: by layer, the largest
+    of a gate's score; entries: by index source, of a logit.
     """
 
     relative: float
@@ -45,14 +47,17 @@ def choices_of(output: Output) -> Forced:
     return Forced(routing, {layer: one.entries for layer, one in output.choices.items()})
 
 
-def measure(subject: Subject, tokens: list[int], forced: Forced) -> Noise:
-    """The noise of a prompt under the choices `forced`."""
-    ids = torch.tensor(tokens)
+def measure(subject: Subject, tokens: list[int], expected: Output) -> Noise:
+    """The noise of a prompt, with the choices of `expected`, the oracle's `rounded` run of it in float64."""
+    ids, forced = torch.tensor(tokens), choices_of(expected)
     first, second = (subject.oracle(Precision(sums=order))(ids, forced=forced) for order in ("fp32", "fp32-reversed"))
+    pairs = ((first, second), (first, expected), (second, expected))
     return Noise(
         distance(first.logits, second.logits),
         largest(first.logits, second.logits),
-        {layer: distance(first.hidden[layer], trunk) for layer, trunk in second.hidden.items()},
-        {layer: largest(first.routing[layer].scores, one.scores) for layer, one in second.routing.items()},
-        {layer: largest(first.choices[layer].logits, one.logits) for layer, one in second.choices.items()},
-    )
+        {layer: max(distance(a.hidden[layer], b.hidden[layer]) for a, b in pairs) for layer in expected.hidden},
+        {layer: max(largest(a.routing[layer].scores, b.routing[layer].scores) for a, b in pairs)
+         for layer in expected.routing},
+        {layer: max(largest(a.choices[layer].logits, b.choices[layer].logits) for a, b in pairs)
+         for layer in expected.choices},
+    )  # fmt: skip

@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 
 from deepinfer import envs
-from deepinfer.config import ModelConfig
+from deepinfer.config import ModelConfig, read_config
 from deepinfer.loading.checkpoint import Checkpoint
 from deepinfer.loading.dummy import dummy_tensors
 from deepinfer.model.load import load_model
@@ -49,18 +49,22 @@ def open_subject(
     Raises:
         DeepInferError: as `load_model` raises it.
     """
-    loaded = load_model(folder, device=device, load_format=load_format, seed=seed)
-    if load_format == "dummy":
-        tensors = dict(dummy_tensors(loaded.config, seed))
-    else:
-        with Checkpoint.open(folder, loaded.config) as checkpoint:
-            # Mapped from the files; the oracle dequantises one when it needs it.
-            tensors = {name: checkpoint.take(name) for name in list(checkpoint.places)}
+    with threads_for(read_config(folder)):
+        loaded = load_model(folder, device=device, load_format=load_format, seed=seed)
+        tensors = _tensors(folder, loaded.config, load_format, seed)
     lookup = None
     if loaded.config.engram is not None:
         size = loaded.config.engram.compressed_vocab
         lookup = loaded.tokenizer.lookup() if loaded.tokenizer else torch.arange(loaded.config.vocab_size) % size
     return Subject(loaded.config, tensors, lookup, loaded.model)
+
+
+def _tensors(folder: Path, config: ModelConfig, load_format: str, seed: int) -> dict[str, torch.Tensor]:
+    if load_format == "dummy":
+        return dict(dummy_tensors(config, seed))
+    with Checkpoint.open(folder, config) as checkpoint:
+        # Mapped from the files; the oracle dequantises one when it needs it.
+        return {name: checkpoint.take(name) for name in list(checkpoint.places)}
 
 
 def standard_prompt(vocab_size: int, length: int) -> list[int]:

@@ -1,0 +1,83 @@
+"""`python -m deepinfer.exactness`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from deepinfer import exactness
+from deepinfer.exactness.__main__ import main
+from deepinfer.loading.tiny import write_tiny
+from tests.engine.exactness_subject import faulty
+from tests.engine.model_runs import single_thread, tensors
+
+pytest.importorskip("safetensors", reason="safetensors is absent: no checkpoint can be read")
+pytest.importorskip("tokenizers", reason="tokenizers is absent: a checkpoint's tokenizer cannot be read")
+
+one_thread = pytest.fixture(autouse=True, scope="module")(single_thread)
+
+
+@pytest.fixture(scope="module")
+def folder(one_thread: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("model") / "tiny"
+    write_tiny(found)
+    return found
+
+
+def test_a_table_layer_by_layer(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--model", str(folder), "--device", "cpu", "--tokens", "40", "--decoded", "3"]) == 0
+    told = capsys.readouterr().out
+    assert told.startswith("40 tokens, engine on cpu") and told.rstrip().endswith("noise explains every difference")
+    assert [line.split()[0] for line in told.splitlines()[3:15]] == [str(layer) for layer in range(12)]
+
+
+def test_json_of_a_text(folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    text = tmp_path / "prompt.txt"
+    text.write_text("Ein Satz, und noch einer.\n", encoding="utf-8")
+    given = ["--model", str(folder), "--device", "cpu", "--file", str(text), "--tokens", "12", "--json"]
+    assert main(given) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["tokens"] == 12 and told["faults"] == [] and len(told["layers"]) == 12
+    assert told["forced"] <= told["allowed"] and told["layers"][0]["entries"] is None
+
+
+def test_a_fault_is_told_and_exits_5(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine with other weights than the oracle, in one tensor."""
+    name = "layers.3.attn.wo_b.scale"
+    wrong = faulty({name: (tensors()[name].view(torch.uint8) + 1).view(torch.float8_e8m0fnu)})
+    monkeypatch.setattr(exactness, "open_subject", lambda *_, **__: wrong)
+    assert main(["--model", str(folder), "--tokens", "50"]) == 5
+    assert "FAULT: with the oracle's choices the logits are off by" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "text"),
+    [
+        (["--tokens", "0"], 1, "--tokens must be at least 1"),
+        (["--tokens", "5", "--decoded", "5"], 1, "leaves none of the 5 tokens"),
+        (["--chunk", "-1"], 1, "must not be negative"),
+        (["--tokens", "5000"], 1, "5000 tokens, and the model takes 4096"),
+        (["--prompt", "a", "--file", "b"], 1, "not allowed with argument"),
+        (["--file", "/nowhere/prompt"], 2, "/nowhere/prompt cannot be read"),
+    ],
+)
+def test_refused(folder: Path, capsys: pytest.CaptureFixture[str], options: list[str], code: int, text: str) -> None:
+    assert main(["--model", str(folder), "--device", "cpu", *options]) == code
+    assert text in capsys.readouterr().err
+
+
+def test_a_folder_without_a_model_and_one_without_a_tokenizer(
+    tmp_path: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--model", str(tmp_path), "--device", "cpu"]) == 2
+    assert "config.json" in capsys.readouterr().err
+    (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
+    given = ["--model", str(tmp_path), "--device", "cpu", "--load-format", "dummy", "--tokens", "9"]
+    assert main(given) == 0
+    assert main([*given, "--prompt", "a"]) == 4
+    assert "has no tokenizer, which a text needs" in capsys.readouterr().err
