@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import subprocess
 from array import array
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -102,6 +104,14 @@ def test_the_twin_agrees_everywhere(native_c: ModuleType) -> None:
         assert compiled == hash_blocks(array("i", ids), parent, marks) == by_the_book(ids, parent, marks)
 
     compare()
+
+
+def test_it_is_host_code(run_python: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    """Neither importing nor hashing needs torch or numpy, with the twin."""
+    code = "import sys, deepinfer.cache.prefix as p; from deepinfer import _python; p.native.engine = _python.engine; "
+    code += "print(len(p.block_hashes(range(300), p.Context('m', 'f').root())), {'torch', 'numpy'} & set(sys.modules))"
+    done = run_python("-c", code)
+    assert done.stdout == "2 set()\n", done.stderr
 
 
 def test_each_field_of_the_context_counts() -> None:
