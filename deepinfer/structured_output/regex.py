@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -10,6 +11,7 @@ from itertools import pairwise
 _CLASSES = "dDwWsS"
 _CONTROLS = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "v": "\v", "0": "\0"}
 _HEX = {"x": 2, "u": 4}
+_CODE = re.compile(r"\\(x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4}|u\{[0-9A-Fa-f]{1,6}\})")
 _SPECIAL_GROUP = re.compile(r"\(\?(?!:|<\w)<?.?")
 """All but (?:…) and (?<name>…): lookahead would be passed over in patterns of JSON strings."""
 _JUDGED_LATER = "bBkpPc123456789"
@@ -65,7 +67,8 @@ def checked_regex(pattern: str) -> str:
             if unit.depth or (before if unit.text == "^" else after) != "|":
                 raise ValueError(f"{unit.text} at position {unit.place} is within the text, which has to match whole")
         else:
-            kept.append(unit.text)
+            # xgrammar takes every hexadecimal digit that follows \x, but four after \u.
+            kept.append(unit.text.replace("\\x", "\\u00") if unit.letter else unit.text)
     return "".join(kept)
 
 
@@ -99,8 +102,8 @@ def _letter(text: str) -> str:
         return text
     kind = text[1]
     if kind in _HEX:
-        try:
-            return chr(int(text[2:].strip("{}"), 16))
-        except (ValueError, OverflowError) as problem:
-            raise ValueError(f"{text} is no character") from problem
+        number = int(text[2:].strip("{}"), 16) if _CODE.fullmatch(text) else sys.maxunicode + 1
+        if number > sys.maxunicode:
+            raise ValueError(f"{text} is no character")
+        return chr(number)
     return "" if kind in _CLASSES else _CONTROLS.get(kind, kind)

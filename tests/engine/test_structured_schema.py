@@ -194,7 +194,7 @@ def test_blanks_between_elements_have_an_end(compiler: GrammarCompiler) -> None:
     [
         ("^a+$", "a+"), ("^a$|^b$", "a|b"), ("[^$]\\$\\^", "[^$]\\$\\^"), ("a|", "a|"), ("", ""), ("[a^$]", "[a^$]"),
         ("(?:a)(?<n>[(?=])\\(?", "(?:a)(?<n>[(?=])\\(?"),
-        ("\\x41\\u0042\\u{1F642}[\\]]", "\\x41\\u0042\\u{1F642}[\\]]"),
+        ("\\x411\\u0042\\u{1F642}[\\]]", "\\u00411\\u0042\\u{1F642}[\\]]"), ("\\\\x41", "\\\\x41"),
     ],
 )  # fmt: skip
 def test_anchors_at_the_ends_say_nothing_new(pattern: str, expected: str) -> None:
@@ -215,5 +215,6 @@ def test_patterns_of_json_strings_name_no_letter_that_json_escapes() -> None:
     for pattern in ('"', '\\"', "\\\\", "\\n", "a\tb", "\\x22", "\\u005c", "\\u{22}", "[\\t]", '["]', "(?:\\x0a)"):
         with pytest.raises(ValueError, match="has to write as an escape"):
             check_string_pattern(pattern)
-    with pytest.raises(ValueError, match="is no character"):
-        check_string_pattern("\\xg1")
+    for pattern in ("\\xg1", "\\x4", "\\u004", "\\u{}", "\\u{41", "\\u{FFFFFFFF}", "\\x", "\\u"):
+        with pytest.raises(ValueError, match="is no character"):
+            checked_regex(pattern)
