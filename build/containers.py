@@ -18,8 +18,7 @@ from build import cache, processes
 from build.call import CallFailed, call
 from build.container import Container, RunResult
 from build.docker_client import build_command, client_of
-from build.errors import EnvironmentCannot
-from build.setup import engine_answer
+from build.setup import docker_engine, engine_answer
 from build.setup.endpoint import endpoint
 
 LABEL = "io.deepinfer.hopper"
@@ -54,11 +53,7 @@ class Engine:
         except (DockerException, OSError, ValueError) as problem:  # ValueError: an address that is none
             said = str(problem).splitlines()[0][:200]
             cause = said if "timed out" in said else engine_answer.refusal() or said
-            raise engine_answer.unreachable(cause) or EnvironmentCannot(
-                "no Docker engine answers at the default socket",
-                cause=cause,
-                next_step="run `./run doctor`; `./run build` as root installs and starts one",
-            ) from problem
+            raise docker_engine.unanswered(cause) from problem
         client.api.timeout = _ANSWER_SECONDS
         return cls(client)
 

@@ -107,12 +107,17 @@ def commands() -> Sequence[str]:
     return lines
 
 
-def _cannot(problem: str, *, may_install: bool) -> EnvironmentCannot:
-    if (named := unreachable(problem)) is not None:
-        return named
-    why = "./run was told --no-setup" if not may_install else "starting one needs root"
-    return EnvironmentCannot(
+def unanswered(cause: str) -> EnvironmentCannot:
+    """The error of who needs an engine and finds none, with what to type."""
+    return unreachable(cause) or EnvironmentCannot(
         f"no Docker engine answers at {engine_answer.DEFAULT_SOCKET}",
-        cause=f"{problem}; {why}",
+        cause=cause,
         next_step="\n    ".join(["type", *commands(), "or set DOCKER_HOST to an engine elsewhere"]),
     )
+
+
+def _cannot(problem: str, *, may_install: bool) -> EnvironmentCannot:
+    if elsewhere():
+        return unanswered(problem)
+    why = "./run was told --no-setup" if not may_install else "starting one needs root"
+    return unanswered(f"{problem}; {why}")

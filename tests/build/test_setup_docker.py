@@ -134,5 +134,9 @@ def test_who_may_not_use_the_engine_that_is_there_is_not_told_to_start_one(
         listening.bind(str(path))
         monkeypatch.setattr(docker_engine.os, "access", lambda where, mode: False)  # root may use every socket
         lines = docker_engine.commands()
+        monkeypatch.delenv("DOCKER_HOST", raising=False)
+        monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+        told = docker_engine.unanswered("Permission denied")
+    assert told.what.endswith(str(path)) and lines[-1] in told.next_step and "as root" not in told.next_step
     assert "usermod -aG docker" in lines[-1]
     assert not any("sh -c" in line or "start docker" in line for line in lines)
