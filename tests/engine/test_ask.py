@@ -16,7 +16,8 @@ from deepinfer import LLM, SamplingParams, cli
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 PROMPT = "Der schöne Fuchs springt, 你好"
-OPTIONS = ("--max-tokens", "12", "--temperature", "0", "--ignore-eos")
+CPU = ("--device", "cpu", "--backend", "reference")
+OPTIONS = (*CPU, "--max-tokens", "12", "--temperature", "0", "--ignore-eos")
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +96,7 @@ def test_a_stop_text_ends_it_and_is_named(tiny_folder: Path, expected: str, caps
 def test_what_the_model_does_not_take(
     tiny_folder: Path, options: list[str], code: int, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(["ask", "--model", str(tiny_folder), "--quiet", *options]) == code
+    assert cli.main(["ask", "--model", str(tiny_folder), "--quiet", *CPU, *options]) == code
     seen = capsys.readouterr()
     assert seen.out == "" and seen.err.startswith("error: ") and said in seen.err and "next step: " in seen.err
 

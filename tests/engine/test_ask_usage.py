@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from deepinfer import cli
+from deepinfer.cli.jsonl_requests import parse_requests
+from deepinfer.cli.jsonl_results import open_results
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 ASK = ["ask", "--model", "nowhere"]
@@ -68,8 +70,6 @@ def test_input_and_output_must_differ_and_bad_lines_leave_no_output(
 
 
 def test_where_all_is_answered_no_model_is_opened(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    from deepinfer.cli.jsonl_requests import parse_requests
-
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text('{"prompt": "x", "id": "a"}\n')
     (request,) = parse_requests(source.read_bytes(), "in", {"max_tokens": 16})
@@ -80,6 +80,16 @@ def test_where_all_is_answered_no_model_is_opened(capsys: pytest.CaptureFixture[
     assert "1 of 1 requests are answered already" in seen.err and json.loads(seen.out)["requests"] == 0
     assert cli.main([*command, "--temperature", "0"]) == 2
     assert "out.jsonl, line 1: it answers 'a' with another prompt or other sampling" in capsys.readouterr().err
+
+
+def test_a_second_run_with_the_same_output_is_refused_at_once(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text('{"prompt": "x", "id": "a"}\n')
+    with open_results(target, []):
+        assert cli.main(["generate", "--model", "nowhere", "--input", str(source), "--output", str(target)]) == 4
+    assert "out.jsonl is being written by another process" in capsys.readouterr().err
 
 
 def test_a_prompt_through_a_locale_that_is_not_utf8(run_python: Run) -> None:

@@ -9,7 +9,8 @@ import pytest
 
 from deepinfer import cli
 
-SIZES = ("--input-len", "20", "--output-len", "3")
+CPU = ("--device", "cpu", "--backend", "reference")
+SIZES = (*CPU, "--input-len", "20", "--output-len", "3")
 
 
 def test_latency_measures_each_batch(tiny_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -37,6 +38,6 @@ def test_throughput_prints_the_block(tiny_folder: Path, capsys: pytest.CaptureFi
 
 
 def test_lengths_that_the_model_does_not_have(tiny_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["--input-len", "4000", "--output-len", "97", "--quiet"]
+    options = [*CPU, "--input-len", "4000", "--output-len", "97", "--quiet"]
     assert cli.main(["bench", "latency", "--model", str(tiny_folder), *options]) == 1
     assert "together pass the model's 4096 tokens" in capsys.readouterr().err

@@ -23,7 +23,8 @@ LINES = [
     {"id": "two", "prompt": "Ein schöner Tag", "temperature": 1, "seed": 4, "n": 2},
     {"id": "last", "prompt": "once upon a time", "prompt_logprobs": 0},
 ]
-OPTIONS = ("--temperature", "0", "--max-tokens", "3", "--ignore-eos", "--quiet")
+CPU = ("--device", "cpu", "--backend", "reference")
+OPTIONS = (*CPU, "--temperature", "0", "--max-tokens", "3", "--ignore-eos", "--quiet")
 
 
 def write(path: Path, lines: list[dict[str, Any]]) -> None:
