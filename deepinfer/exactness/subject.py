@@ -14,7 +14,7 @@ from deepinfer import envs
 from deepinfer.config import ModelConfig, read_config
 from deepinfer.loading.checkpoint import Checkpoint
 from deepinfer.loading.dummy import dummy_tensors
-from deepinfer.model.load import load_model
+from deepinfer.model.load import LoadedModel, load_model
 from deepinfer.model.model import Model
 from deepinfer.reference import Oracle, Precision
 from deepinfer.reference.precision import ROUNDED
@@ -51,7 +51,7 @@ def open_subject(
     """
     with threads_for(read_config(folder)):
         loaded = load_model(folder, device=device, load_format=load_format, seed=seed)
-        tensors = _tensors(folder, loaded.config, load_format, seed)
+        tensors = _tensors(folder, loaded, load_format, seed)
     lookup = None
     if loaded.config.engram is not None:
         size = loaded.config.engram.compressed_vocab
@@ -59,10 +59,11 @@ def open_subject(
     return Subject(loaded.config, tensors, lookup, loaded.model)
 
 
-def _tensors(folder: Path, config: ModelConfig, load_format: str, seed: int) -> dict[str, torch.Tensor]:
+def _tensors(folder: Path, loaded: LoadedModel, load_format: str, seed: int) -> dict[str, torch.Tensor]:
     if load_format == "dummy":
-        return dict(dummy_tensors(config, seed))
-    with Checkpoint.open(folder, config) as checkpoint:
+        # Another device would draw others.
+        return {name: one.cpu() for name, one in dummy_tensors(loaded.config, seed, loaded.model.device)}
+    with Checkpoint.open(folder, loaded.config) as checkpoint:
         # Mapped from the files; the oracle dequantises one when it needs it.
         return {name: checkpoint.take(name) for name in list(checkpoint.places)}
 
