@@ -89,9 +89,6 @@ def _request(number: int, line: bytes, options: Mapping[str, Any], as_it_is: boo
     fields = {**options, **value}
     prompt = _prompt(fields.pop("prompt"), as_it_is)
     name = _id(fields.pop("id", f"line-{number}"))
-    for texts in fields.get("stop", ()) if isinstance(fields.get("stop"), list) else ():
-        if isinstance(texts, str):
-            check_text(texts, "stop", as_it_is=True)
     params = params_of(fields)
     return LineRequest(number, name, prompt, params, _key(prompt, fields))
 

@@ -8,6 +8,7 @@ import difflib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from deepinfer.cli.prompt_text import check_text
 from deepinfer.errors import InputError, UsageError
 
 if TYPE_CHECKING:
@@ -103,6 +104,10 @@ def params_of(values: Mapping[str, Any]) -> SamplingParams:
             hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
             raise ValueError(f"there is no field {name!r}: {hint}")
     fields = dict(values)
+    stops = fields.get("stop")
+    for text in [stops] if isinstance(stops, str) else stops if isinstance(stops, list) else []:
+        if isinstance(text, str):
+            check_text(text, "stop", as_it_is=True)
     structure = fields.get("structure")
     if isinstance(structure, Mapping):
         if set(structure) != {"kind", "grammar"}:
@@ -120,7 +125,8 @@ def params_of_options(args: argparse.Namespace) -> SamplingParams:
     try:
         return params_of(given_options(args))
     except (TypeError, ValueError) as problem:
-        raise UsageError(f"the options cannot be taken: {problem}", next_step="correct this option") from problem
+        what = problem.what if isinstance(problem, InputError) else problem
+        raise UsageError(f"the options cannot be taken: {what}", next_step="correct this option") from problem
 
 
 def told(problem: Exception, where: str) -> InputError:

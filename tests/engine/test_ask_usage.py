@@ -35,6 +35,7 @@ LATENCY = ["bench", "latency", "--model", "nowhere"]
         ([*ASK, "--max-tokens", "0", "fox"], 1, "max_tokens must be between 1"),
         ([*ASK, "--max-tokens", "few", "fox"], 1, "--max-tokens: invalid int value: 'few'"),
         ([*ASK, "--stop", "", "fox"], 1, "stop must not hold an empty text"),
+        ([*ASK, "--stop", "caf\udce9", "fox"], 1, "stop is no text: it has the lone surrogate U+DCE9"),
         ([*ASK, "--structure", "poem", "x", "fox"], 1, "structure.kind must be"),
         ([*ASK, "--backend", "tritn", "fox"], 1, "invalid choice: 'tritn'"),
         (["bench", "--model", "x"], 1, "latency|throughput"),

@@ -69,6 +69,7 @@ BAD: dict[str | bytes, str] = {
     '{"prompt": "x", "structure": {"kind": "poem", "grammar": "x"}}': "structure.kind must be",
     '{"prompt": "\\ud83d"}': 'its "prompt" is no text: it has the lone surrogate U+D83D',
     '{"prompt": "x", "stop": ["\\ud83d"]}': "stop is no text: it has the lone surrogate",
+    '{"prompt": "x", "stop": "\\ud83d"}': "stop is no text: it has the lone surrogate",
     '{"prompt": "???????? ????"}': 'its "prompt" seems to be damaged',
     b'{"prompt": "caf\xe9"}': "it is not UTF-8: its byte 16 is 0xe9",
     "[" * 100_000: "it is nested too deeply",
