@@ -27,7 +27,7 @@ def select(names: Sequence[str], pattern: str | None, what: str) -> list[str]:
     items = [item.strip() for item in pattern[:MAX_PATTERN].split(",")]
     chosen: set[str] = set()
     wrong: list[str] = []
-    for item in filter(None, items):
+    for item in dict.fromkeys(filter(None, items)):
         found = [name for name in names if name == item or fnmatch.fnmatchcase(name, item)]
         chosen.update(found)
         if not found:

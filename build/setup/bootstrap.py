@@ -29,6 +29,7 @@ def main(argv: Sequence[str]) -> int:
     """Do what the command line says. Returns only when nothing was started: help, or an error that was told."""
     _open_streams()
     try:
+        _check_current_folder()
         request = parse(argv)
         if not request.verb:
             print(f"{USAGE}\nverbs:\n{verbs()}", flush=True)
@@ -57,6 +58,18 @@ def main(argv: Sequence[str]) -> int:
         if asks_json(argv):
             print(json.dumps({"error": "interrupted", "exit_code": 130}))
         return 130
+
+
+def _check_current_folder() -> None:
+    """Names of files may be relative to it, and every program that is started looks for it."""
+    try:
+        Path.cwd()
+    except OSError as problem:
+        raise EnvironmentCannot(
+            f"the current folder is not there any more, or may not be looked into: {problem.strerror}",
+            cause="it was removed or replaced while the shell stayed in it",
+            next_step='cd somewhere else (`cd "$PWD"` where it was made anew), and run the command again',
+        ) from problem
 
 
 def _told(problem: BuildError, argv: Sequence[str]) -> int:

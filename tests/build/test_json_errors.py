@@ -103,10 +103,19 @@ def test_what_fails_before_the_verb_starts(tmp_path: Path) -> None:
     for words, code in ((("--nonsense", "plan", "--json"), 1), (("--no-setup", "check", "--json"), 4)):
         returned, told = started("bootstrap.py", *words, DEEPINFER_PYTHON="", **place)
         assert returned == code == told["exit_code"]
-    (tmp_path / "file").touch()
     words = ("with-engine", "--search-root", str(REPOSITORY), "inspect", "--image", "cpu", "--json")
     returned, told = started("program.py", *words, **place)
     assert returned == 4 and told["error"].startswith("no Docker engine answers")
+
+
+def test_a_current_folder_that_was_removed(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    program = REPOSITORY / "build/setup/bootstrap.py"
+    script = f'rmdir "$PWD"; exec {sys.executable} -P {program} plan --json'
+    done = subprocess.run(["sh", "-c", script], cwd=gone, capture_output=True, text=True, timeout=60)
+    told = json.loads(done.stdout)
+    assert done.returncode == told["exit_code"] == 4 and "the current folder is not there" in told["error"]
 
 
 class OnlyCpu:

@@ -72,3 +72,9 @@ def test_a_selection_is_names_in_order_or_nothing(pattern: str) -> None:
         return
     assert chosen
     assert chosen == [name for name in NAMES if name in chosen]
+
+
+def test_what_names_nothing_is_told_once_however_often_it_is_named() -> None:
+    with pytest.raises(NothingSelected) as told:
+        select(["flagtree"], "a,a, a,b", "image")
+    assert told.value.what == "there is no image 'a'; there is no image 'b'"
