@@ -40,10 +40,12 @@ class Attention:
         entries = None
         if self.own.index_weights is not None:
             entries = forced
-            if entries is None:
+            if forced is None or self.layer == config.indexer.candidate_source:  # its blocks are needed all the same
                 turned = self._turned(projected[:, heads:], config.indexer.heads, access)
                 found = Queries(*quantize_fp4(turned), bf16_linear(step.y, self.own.index_weights))
-                entries = access.choose(self.layer, found)
+                chosen = access.choose(self.layer, found)
+                entries = chosen if forced is None else forced
+            assert entries is not None
             access.use(self.layer, entries)
         o = access.attend(self.layer, q, own.sink, shape.head_dim**-0.5)
         values, scales = rotate_heads_quantize(o, access.positions, self.rope, shape.o_groups)

@@ -13,6 +13,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from deepinfer.model import prefill
 from deepinfer.model.batch import RowSpec
 from deepinfer.model.model import Forced, Trace
 from deepinfer.model.threads import fitting_threads
@@ -147,6 +148,33 @@ def test_a_prefix_copied_to_another_slot_goes_on_as_if_computed() -> None:
     memory.copy_slots([first.slot], [9])
     rest = RowSpec(tokens, 128, 22, 9, [first.blocks[0], 2])
     assert forward(own, memory, [rest])[-1].equal(run(tokens, [150], own=own))
+
+
+def test_rows_scored_in_parts_are_chosen_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    own, tokens = model(candidates=FEW_CANDIDATES), prompt(120)
+    whole = run(tokens, [120], own=own)
+    monkeypatch.setattr(prefill, "MOST_SCORE_BYTES", 4 * 120 * 7)
+    assert run(tokens, [120], own=own).equal(whole)
+
+
+@pytest.mark.parametrize("decode", [False, True])
+def test_the_own_choices_forced_change_nothing_and_the_layers_that_are_left_choose_alike(decode: bool) -> None:
+    own, tokens = model(candidates=FEW_CANDIDATES), prompt(120)
+
+    def last(forced: Forced | None, trace: Trace | None = None) -> torch.Tensor:
+        memory, story = caches(), Story(tokens)
+        forward(own, memory, [story.rows(116)])
+        return own.forward(own.batch([story.rows(4)], decode=decode), memory, forced=forced, trace=trace)
+
+    trace = Trace()
+    free = last(None, trace)
+    assert last(Forced(trace.routing, trace.entries)).equal(free)
+    candidates = config().indexer.candidate_source
+    assert candidates is not None
+    assert last(Forced({}, {candidates: trace.entries[candidates]})).equal(free)
+    other = trace.entries[candidates].clone()
+    other[:, 1:] = -1
+    assert not last(Forced({}, {candidates: other})).equal(free)
 
 
 def test_a_memory_on_the_host_is_read_when_the_batch_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
