@@ -240,12 +240,12 @@ def _requests(
     prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
 ) -> list[Request]:
     """Prompts and parameters, paired. TypeError, ValueError: they are no prompts, or not as many."""
-    if not isinstance(prompts, Sequence):
+    if not isinstance(prompts, Sequence) or isinstance(prompts, bytes | bytearray):
         raise TypeError(f"prompts must be a text, a list of token ids, or a list of them, not {_kind(prompts)}")
     single = isinstance(prompts, str) or (len(prompts) > 0 and all(map(_is_id, prompts)))
     listed = cast("Sequence[Prompt]", [prompts] if single else prompts)
     for index, prompt in enumerate(listed):
-        if not isinstance(prompt, str) and not (isinstance(prompt, Sequence) and all(map(_is_id, prompt))):
+        if not isinstance(prompt, str) and not _is_ids(prompt):
             images = ": images are not supported yet" if isinstance(prompt, Mapping) else ""
             raise TypeError(f"prompts[{index}] must be a text or a list of token ids, not {_kind(prompt)}{images}")
     if params is None or isinstance(params, SamplingParams):
@@ -258,6 +258,11 @@ def _requests(
     # Without a seed every prompt has a random one of its own, or the same prompts would get the same texts.
     each = [one if one.seed is not None else dataclasses.replace(one) for one in params]
     return [Request(prompt, one) for prompt, one in zip(listed, each, strict=True)]
+
+
+def _is_ids(value: object) -> bool:
+    listed = isinstance(value, Sequence) and not isinstance(value, bytes | bytearray)  # bytes are numbers, but a text
+    return listed and all(map(_is_id, cast("Sequence[object]", value)))
 
 
 def _is_id(value: object) -> bool:

@@ -49,6 +49,8 @@ def test_without_a_seed_each_prompt_has_its_own_and_with_one_they_share_it() -> 
     ("prompts", "params", "said"),
     [
         (7, None, "prompts must be a text"),
+        (b"fox", None, "prompts must be a text, .* not bytes"),
+        ([b"fox"], None, r"prompts\[0\] must be a text or a list of token ids, not bytes"),
         ([7.5], None, r"prompts\[0\] must be a text or a list of token ids, not float"),
         (["x", {"prompt": "x", "image": "y"}], None, r"prompts\[1\] must be .* images are not supported yet"),
         ([[True]], None, r"prompts\[0\] must be"),
