@@ -84,18 +84,21 @@ def test_a_token_without_probability_is_told_by_a_number() -> None:
 
 def test_prompts_in_pieces_and_at_once() -> None:
     """Prompt log-probabilities do not depend on how a prompt is cut, which is also how they are worked out inside."""
-    logits = logits_of(600)
-    ids = [(index * 37) % WIDTH for index in range(600)]
+    logits = logits_of(300)
+    ids = [(index * 37) % WIDTH for index in range(300)]
     sampler = Sampler(WIDTH, "cpu")
     whole = sampler.prompt_logprobs(logits, ids, 2)
     expected = logits.double().log_softmax(1)
-    for index in (0, 255, 256, 599):
+    for index in (0, 255, 256, 299):
         one = whole[index]
         assert one is not None and one.token_id == ids[index]
         assert one.logprob == pytest.approx(float(expected[index, ids[index]]), abs=1e-5)
         assert one.rank == 1 + int((logits[index] > logits[index, ids[index]]).sum())
-    pieces = [one for first in (0, 1, 300) for one in sampler.prompt_logprobs(
-        logits[first : {0: 1, 1: 300, 300: 600}[first]], ids[first : {0: 1, 1: 300, 300: 600}[first]], 2)]  # fmt: skip
+    pieces = [
+        one
+        for first, last in ((0, 1), (1, 290), (290, 300))
+        for one in sampler.prompt_logprobs(logits[first:last], ids[first:last], 2)
+    ]
     assert pieces == whole
 
 
@@ -114,8 +117,8 @@ def test_prompts_processed_wrong_rows_and_wrong_arguments() -> None:
 
 
 def test_log_softmax_has_the_same_bits_alone() -> None:
-    logits = torch.randn(3, 129280, generator=torch.Generator().manual_seed(4)) * 3
+    logits = torch.randn(8, 40960, generator=torch.Generator().manual_seed(4)) * 3
     together = log_softmax(logits)
-    for index in range(3):
+    for index in range(8):
         assert torch.equal(log_softmax(logits[index : index + 1])[0], together[index])
     assert float((together.double() - logits.double().log_softmax(1)).abs().max()) < 1e-5
