@@ -251,7 +251,7 @@ def doctor(c: Context, json: bool = False, online: bool = False) -> None:
     auto_shortflags=False,
     help={
         "image": f"remove images and containers of ours, {NAMES} (default: none)",
-        "docker": "stop the Docker engine that ./run started",
+        "docker": "stop the Docker engine that ./run started; while containers run in it only with --yes",
         "cache": "remove the build cache; needs --yes",
         "host": "put the NCCL file that was replaced back, and remove the prefix",
         "yes": "do not ask",

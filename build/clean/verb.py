@@ -34,7 +34,7 @@ def run(
 
     Args:
         images: globs and comma lists of image names ("cpu", "fla*", "*"): the image, its builder and its replica.
-        docker: stop the dockerd that `./run` started.
+        docker: stop the dockerd that `./run` started; with containers that run in it only with `yes`.
         cache: remove the build cache; needs `yes`.
         host: put back the NCCL file that was replaced, and remove the host target's prefix.
         restore_host: what does so, and returns a line for each thing done.
@@ -42,13 +42,15 @@ def run(
     Raises:
         UsageError: the cache without `yes`.
         NothingSelected: `images` names nothing that is here or in the matrix.
-        EnvironmentCannot: something cannot be removed, is being built, or is not ours after all.
+        EnvironmentCannot: something cannot be removed, is being built, is in use, or is not ours after all.
     """
     if cache and not yes:
         raise UsageError(
             f"the whole build cache would be removed: {_cache_size()}",
             next_step="add --yes if that is meant",
         )
+    if docker:
+        _refuse_while_dockerd_works(yes=yes)
     busy: list[str] = []
     if host:
         for line in (restore_host or _restore_host)():
@@ -71,6 +73,22 @@ def run(
             next_step="wait until that build has ended, or end it, and run the command again",
         )
     return 0
+
+
+def _refuse_while_dockerd_works(*, yes: bool) -> None:
+    """Raise EnvironmentCannot where a build, or a container of anybody's, would end with the dockerd of `./run`."""
+    if dockerd.started_by_us() is None:
+        return
+    if builds_run():
+        raise EnvironmentCannot("a build is using the engine", next_step="wait for its end, or end it")
+    if yes or engine_answer.elsewhere() or engine_answer.refusal():
+        return
+    names = [str(container.name) for container in Engine.connect().client.containers.list(ignore_removed=True)]
+    if names:
+        raise EnvironmentCannot(
+            f"containers run in the engine, and would end with it: {', '.join(names[:5])}",
+            next_step="`docker ps` shows them; add --yes if that is meant",
+        )
 
 
 def clean_leftovers() -> None:
