@@ -24,7 +24,7 @@ class Entries:
     positions, places: int32 [c], of the rows that it makes: each sequence's new entries, or one row that is none.
     mapping: int32 [c], the rows' sequences. row_begins: int32 [s + 1], where the sequences' rows begin.
     segments: int32 [k, 4], (block, first, end, row): how the entries of all sequences lie one after another.
-    begins: where each sequence's begin there. total: how many there are.
+    total: how many there are.
     """
 
     positions: torch.Tensor
@@ -32,7 +32,6 @@ class Entries:
     mapping: torch.Tensor
     row_begins: torch.Tensor
     segments: torch.Tensor
-    begins: tuple[int, ...]
     total: int
 
 
@@ -113,10 +112,8 @@ def plan(
 
     found = {name: side.on_device(of(name), host.ratios) for name, side in sides.items()}
     producers, consumers = (found.get(name) or found["both"] for name in ("producers", "consumers"))
-    made_on_device = {
-        ratio: Entries(**of(str(ratio)), begins=tuple(made.begins), total=made.total) for ratio, made in entries.items()
-    }
-    return Plan(producers, consumers, made_on_device, moved["query_begins"], moved["key_begins"])
+    read = {ratio: Entries(**of(str(ratio)), total=made.total) for ratio, made in entries.items()}
+    return Plan(producers, consumers, read, moved["query_begins"], moved["key_begins"])
 
 
 def _begins(counts: Iterable[int]) -> Ints:
@@ -131,7 +128,6 @@ def _joined(parts: Iterable[NDArray[Any]]) -> Ints:
 @dataclass(frozen=True)
 class _Entries:
     arrays: dict[str, Ints]
-    begins: list[int]
     total: int
 
 
@@ -183,7 +179,7 @@ class _Host:
             "row_begins": _begins(counts),
             "segments": _joined(segments),
         }
-        return _Entries(arrays, begins[:-1], begins[-1])
+        return _Entries(arrays, begins[-1])
 
     def rows(self, floors: list[int], *, compact: bool) -> _Rows:
         """floors: the first position of each sequence that a window may reach."""
