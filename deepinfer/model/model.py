@@ -92,6 +92,8 @@ class Model:
             ValueError: an argument is not as said.
         """
         _check(config, truncation, keep_tokens)
+        if max_positions is not None and max_positions < 1:
+            raise ValueError(f"max_positions must be at least 1, not {max_positions}")
         if config.engram is not None and lookup is None:
             raise ValueError("a model with engram needs `lookup`, the table of its compressed vocabulary")
         self.config, self.weights, self.truncation, self.keep_tokens = config, weights, truncation, keep_tokens

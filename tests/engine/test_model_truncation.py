@@ -119,3 +119,5 @@ def test_a_model_that_the_kernels_do_not_know_is_refused() -> None:
         Model(other, weights, lookup=lookup())
     with pytest.raises(ValueError, match="lookup"):
         Model(config(), weights)
+    with pytest.raises(ValueError, match="max_positions"):
+        Model(config(), weights, lookup=lookup(), max_positions=0)
