@@ -190,6 +190,10 @@ CC = Foreign("CC", "the C compiler that Triton calls at a first launch")
 NVCC_CCBIN = Foreign("NVCC_CCBIN", "the C++ compiler that nvcc calls")
 OMP_NUM_THREADS = Foreign("OMP_NUM_THREADS", "threads of PyTorch on the CPU; unset, a small model uses one")
 EP_DISABLE_GIN = Foreign("EP_DISABLE_GIN", "1: DeepEP uses NVLink only, no InfiniBand")
+TVM_FFI_DISABLE_TORCH_C_DLPACK = Foreign(
+    "TVM_FFI_DISABLE_TORCH_C_DLPACK",
+    "1: importing xgrammar compiles no extension for an older torch; given one at the first structure",
+)
 
 GIVEN: tuple[Foreign, ...] = (
     CUDA_HOME,
@@ -220,6 +224,7 @@ FOREIGN: tuple[Foreign, ...] = (
     EP_DISABLE_GIN,
     EP_NCCL_ROOT_DIR,
     TORCHINDUCTOR_CACHE_DIR,
+    TVM_FFI_DISABLE_TORCH_C_DLPACK,
     Foreign("EP_SUPPRESS_NCCL_CHECK", "1: DeepEP does not check which NCCL is loaded"),
     CC,
     NVCC_CCBIN,

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import torch
 
+from deepinfer import envs
 from deepinfer.errors import DeepInferError
 from deepinfer.sampling.masks import words_of
 from deepinfer.sampling.params import Structure
@@ -166,6 +167,9 @@ class GrammarCompiler:
 
 
 def _library() -> Any:
+    if not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
+        # An older torch. The import would compile an extension for it, a minute without a word, for speed alone.
+        envs.set_unless_settled(envs.TVM_FFI_DISABLE_TORCH_C_DLPACK, "1")
     try:
         library = importlib.import_module("xgrammar")
         version = importlib.metadata.version("xgrammar")

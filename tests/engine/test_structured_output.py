@@ -202,6 +202,27 @@ def test_an_older_xgrammar_is_refused(tokenizer: Tokenizer, monkeypatch: pytest.
         GrammarCompiler(tokenizer, WIDTH, [1]).compile(Structure("regex", "a"))
 
 
+OLDER_TORCH = """
+import os, torch
+if hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
+    del torch.Tensor.__dlpack_c_exchange_api__
+from deepinfer.sampling import Structure
+from deepinfer.structured_output import GrammarCompiler
+class Letters:
+    special_ids = frozenset({0})
+    def bytes_of(self, token):
+        return bytes([token]) if token < 128 else b""
+matcher = GrammarCompiler(Letters(), 128, [0]).compile(Structure("regex", "a")).matcher()
+print(matcher.fill().tolist(), os.environ["TVM_FFI_DISABLE_TORCH_C_DLPACK"], os.path.exists("cache"))
+"""
+
+
+def test_an_older_torch_gets_its_masks_without_an_extension(run_python: Any) -> None:
+    pytest.importorskip("xgrammar", reason="xgrammar is absent: structured output cannot be tried")
+    done = run_python("-c", OLDER_TORCH, TVM_FFI_CACHE_DIR="cache")
+    assert done.stdout == "[0, 0, 0, 2] 1 False\n", done.stderr
+
+
 def test_xgrammar_is_imported_at_the_first_structure_and_not_before(run_python: Any) -> None:
     done = run_python("-c", "import sys, deepinfer.structured_output; print('xgrammar' in sys.modules)")
     assert done.stdout == "False\n", done.stderr
