@@ -90,6 +90,13 @@ class Scheduler:
             self._waiting.remove(sequence)
         sequence.status = Status.FINISHED
 
+    def preempt(self, sequence: Sequence) -> None:
+        """Send a running sequence back to the queue, where its arrival places it; not while a step is computed."""
+        self._vacate(sequence)
+        sequence.status = Status.WAITING
+        sequence.preemptions += 1
+        self.add(sequence)
+
     def forget_prefixes(self) -> None:
         """Reuse nothing of what was computed so far: something in it may be wrong."""
         self._prefixes.clear()
@@ -125,7 +132,7 @@ class Scheduler:
         self.forget_prefixes()
         for chunk in step.chunks:
             if chunk.sequence.status is Status.RUNNING:
-                self._preempt(chunk.sequence)
+                self.preempt(chunk.sequence)
 
     def _decode(self) -> Iterator[Chunk]:
         for sequence in self.running:
@@ -139,7 +146,7 @@ class Scheduler:
                 sequence.blocks += _take(self._blocks, 1)
                 continue
             victim = self._running[-1]
-            self._preempt(victim)
+            self.preempt(victim)
             if victim is sequence:
                 return False
         return True
@@ -249,12 +256,6 @@ class Scheduler:
         self._prefixes.insert(*last, slot)
         self._slots.unpin_blocks([slot])
         return [(sequence.slot, slot)]
-
-    def _preempt(self, sequence: Sequence) -> None:
-        self._vacate(sequence)
-        sequence.status = Status.WAITING
-        sequence.preemptions += 1
-        self.add(sequence)
 
     def _vacate(self, sequence: Sequence) -> None:
         """Take back what a running sequence holds."""

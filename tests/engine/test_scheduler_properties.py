@@ -28,6 +28,7 @@ events = st.lists(
         st.tuples(st.just("cancel"), st.integers(0, 30)),
         st.tuples(st.just("steps"), st.integers(1, 20)),
         st.tuples(st.just("give up"), st.just(0)),
+        st.tuples(st.just("preempt"), st.integers(0, 4)),
     ),
     max_size=25,
 )
@@ -64,6 +65,11 @@ class Traffic:
     def steps(self, count: int) -> None:
         for _ in range(count):
             self.check(self.world.step())
+
+    def preempt(self, which: int) -> None:
+        running = self.world.scheduler.running
+        if running:
+            self.world.scheduler.preempt(running[which % len(running)])
 
     def give_up(self, _: int) -> None:
         step = self.world.scheduler.schedule()
