@@ -192,7 +192,7 @@ OMP_NUM_THREADS = Foreign("OMP_NUM_THREADS", "threads of PyTorch on the CPU; uns
 EP_DISABLE_GIN = Foreign("EP_DISABLE_GIN", "1: DeepEP uses NVLink only, no InfiniBand")
 TVM_FFI_DISABLE_TORCH_C_DLPACK = Foreign(
     "TVM_FFI_DISABLE_TORCH_C_DLPACK",
-    "1: importing xgrammar compiles no extension for an older torch; given one at the first structure",
+    "1: importing xgrammar compiles no extension for an older torch; given at the first structure",
 )
 
 GIVEN: tuple[Foreign, ...] = (

@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from deepinfer.engine.outputs import TokenLogprobs
+from deepinfer.model.transfer import to_device
 from deepinfer.ops.fused_sample import LogitsTransformInputs, SamplingKernelInputs, fused_sample
 from deepinfer.sampling.logprobs import Ranking, log_softmax
 from deepinfer.sampling.masks import allowed_tokens, masked_copy
@@ -163,18 +165,20 @@ class Sampler:
             raise ValueError(f"logits must have the shape {[count, self.vocab_size]}, not {list(logits.shape)}")
 
     def _limits(self, rows: Sequence[SampleRow]) -> SamplingKernelInputs:
-        """The rows' parameters on the device, carried there by one copy: columns of a table of six 32-bit words."""
-        table = torch.empty((len(rows), 6), dtype=torch.int32)
-        table.view(torch.int64)[:, 0] = torch.tensor([_signed(one.seed) for one in rows])
-        table[:, 2] = torch.tensor([one.position for one in rows], dtype=torch.int32)
-        table[:, 3] = torch.tensor([_top_k(one.params, self.vocab_size) for one in rows], dtype=torch.int32)
-        reals = table.view(torch.float32)
-        reals[:, 4] = torch.tensor([_temperature(one.params) for one in rows], dtype=torch.float32)
-        reals[:, 5] = torch.tensor([1.0 if one.params.greedy else float(one.params.top_p) for one in rows])
-        table = self._moved(table)
-        reals = table.view(torch.float32)
-        transform = LogitsTransformInputs(reals[:, 4], reals[:, 5], table[:, 3])
-        return SamplingKernelInputs(transform, table.view(torch.int64)[:, 0], table[:, 2])
+        """The rows' parameters on the device."""
+        params = [one.params for one in rows]
+        moved = to_device(
+            {
+                "temperatures": np.array([_temperature(one) for one in params], np.float32),
+                "top_ps": np.array([1.0 if one.greedy else one.top_p for one in params], np.float32),
+                "top_ks": np.array([_top_k(one, self.vocab_size) for one in params], np.int32),
+                "seeds": np.array([one.seed % 2**64 for one in rows], np.uint64),
+                "positions": np.array([one.position for one in rows], np.int32),
+            },
+            self.device,
+        )
+        transform = LogitsTransformInputs(moved["temperatures"], moved["top_ps"], moved["top_ks"])
+        return SamplingKernelInputs(transform, moved["seeds"], moved["positions"])
 
     def _ranked(
         self,
@@ -209,9 +213,3 @@ def _top_k(params: SamplingParams, vocab_size: int) -> int:
     if params.greedy:
         return 1
     return params.top_k if params.top_k < vocab_size else -1
-
-
-def _signed(seed: int) -> int:
-    """The lowest 64 bits as an int64."""
-    low = seed % 2**64
-    return low - 2**64 if low >= 2**63 else low
