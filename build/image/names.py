@@ -76,11 +76,17 @@ def engine_version(repository: Path) -> str:
 def revision(repository: Path) -> str:
     """The commit that is checked out, with `-modified` where files differ from it; "unknown" outside of a checkout."""
     try:
-        commit = call("git", "-C", repository, "rev-parse", "HEAD", quiet=True).stdout.strip()
-        changed = call("git", "-C", repository, "status", "--porcelain", "--untracked-files=no", quiet=True).stdout
+        commit = _git(repository, "rev-parse", "HEAD")
+        changed = _git(repository, "status", "--porcelain", "--untracked-files=no")
     except (CallFailed, EnvironmentCannot):
         return "unknown"
-    return f"{commit}-modified" if changed.strip() else commit
+    return f"{commit}-modified" if changed else commit
+
+
+def _git(repository: Path, *words: str) -> str:
+    """What git says of the checkout whose code runs here, whoever it belongs to: of another user's git says nothing."""
+    own = ("-c", f"safe.directory={repository.resolve()}")
+    return call("git", *own, "-C", repository, *words, quiet=True).stdout.strip()
 
 
 def source_url(repository: Path) -> str:
@@ -91,7 +97,7 @@ def source_url(repository: Path) -> str:
         if name in urls:
             return str(urls[name])
     try:
-        remote = call("git", "-C", repository, "remote", "get-url", "origin", quiet=True).stdout.strip()
+        remote = _git(repository, "remote", "get-url", "origin")
     except (CallFailed, EnvironmentCannot):
         return ""
     parsed = urlsplit(remote)

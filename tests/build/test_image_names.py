@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -205,3 +206,16 @@ def test_image_json_tells_each_component_with_the_reason_of_its_absence() -> Non
 def test_image_json_tells_whether_the_image_is_warm() -> None:
     assert described()["warm"] is None
     assert described(warm={"kernels": 3})["warm"] == {"kernels": 3}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a folder to another user, which only root can")
+def test_the_commit_is_told_of_a_checkout_that_belongs_to_another_user(tmp_path: Path) -> None:
+    """As where a container builds what was checked out outside of it."""
+    git(tmp_path, "init", "--quiet")
+    (tmp_path / "file").write_text("x")
+    git(tmp_path, "add", "file")
+    git(tmp_path, "commit", "--quiet", "-m", "first")
+    commit = revision(tmp_path)
+    for path in (tmp_path, *tmp_path.rglob("*")):
+        os.chown(path, 65534, 65534)
+    assert revision(tmp_path) == commit != "unknown"
