@@ -35,7 +35,7 @@ class Layout:
 
 
 def _values() -> list[Value]:
-    """Two views of one pool, a seed of 64 bits, an FP8 tensor, nothing, a number, an empty tensor."""
+    """Two views of one pool, a seed of 64 bits, an FP8 tensor, nothing, a number, empty tensors."""
     pool = torch.arange(40, dtype=torch.int32)
     return [
         Value("a", False, pool[3:30:4]),
@@ -46,6 +46,7 @@ def _values() -> list[Value]:
         Value("n", False, 2**63),
         Value("empty", True, torch.zeros(0, 4, dtype=torch.bfloat16)),
         Value("bias", False, -0.0),
+        Value("right half of none", False, torch.zeros(0, 8)[:, 4:]),
     ]
 
 

@@ -72,6 +72,8 @@ def test_moved_bytes_by_hand() -> None:
 
     assert moved("gather_tl/embedding", 3) == 3 * (2 * 10240 + 4)
     assert moved("norm_tl/hidden", 2) == 2 * 2 * 10240 + 10240
+    assert moved("compress_and_update_state_prefill_tl/ratio-2", 200) == 200 * 4096 + 136 * 4096 + 100 * 1024
+    assert moved("compress_and_update_state_prefill_tl/ratio-1", 200) == 200 * 2048 + 136 * (2048 + 4096) + 200 * 1024
     assert moved("expand_swa_index_tl/prefill", 5) == 5 * (16 + 512)
     assert moved("random_sampling_tl/full", 2) == 2 * 129280 * 4
     assert moved("store_kv_cache_tl/swa", 4) == 4 * (1024 + 4 + 528)
@@ -112,6 +114,19 @@ def test_measure(per_call: float, graphs: bool, how: str) -> None:
     assert timing.LEAST_SAMPLES <= found.samples <= timing.MOST_SAMPLES
     if how == "graph":
         assert clock.replays == 200, "a batch takes a millisecond: whole rounds over the buffers"
+
+
+def test_a_graph_that_is_slower_is_not_used() -> None:
+    """As one of large copies is."""
+
+    class Slower(Scripted):
+        def captured(self, batch: timing.Batch) -> timing.Batch:
+            graph = super().captured(batch)
+            return lambda: (graph(), graph())
+
+    clock = Slower(1e-4, True)
+    found = timing.measure(clock, [clock.call] * 4, 0.5, budget=0.02)
+    assert found.how == "stream" and found.seconds == pytest.approx(1e-4)
 
 
 def test_slow_call_is_measured_once() -> None:

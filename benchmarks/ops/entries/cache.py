@@ -67,7 +67,9 @@ def _compress_prefill(ratio: int) -> Make:
             *writes(kv_compressed=inputs.empty(count, HEAD_DIM, dtype=BF16)),
         ]
         kept = min(rows, SWA_BLOCK) * 2 * HEAD_DIM * 4
-        moved = size(score, latent) + kept + count * HEAD_DIM * 2
+        # Alone in its window, a token needs no score but where it is kept.
+        tokens = size(score, latent) if ratio > 1 else size(latent) + kept // 2
+        moved = tokens + kept + count * HEAD_DIM * 2
         return work(arguments, (HEAD_DIM, ratio, False), moved=moved)
 
     return make

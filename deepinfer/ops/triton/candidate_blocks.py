@@ -10,7 +10,7 @@ import triton.language as tl
 
 from deepinfer.ops.dispatch import Kernel
 from deepinfer.ops.launch import cdiv, launch, multiprocessors, next_power_of_2
-from deepinfer.ops.triton.index_math import eighth, scattered, shift, split, tile
+from deepinfer.ops.triton.index_math import eighth, shift, split, tile
 from deepinfer.ops.triton.quantize import narrow, widen
 
 _LARGEST_BF16 = tl.constexpr(3.3895313892515355e38)
@@ -138,7 +138,7 @@ def _restore_candidate_indices(
 ):
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     row = rows[:, None].to(tl.int64)
-    column = scattered((tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS))[None, :])
+    column = (tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS))[None, :]
     own = (row < n) & (column < topk_tokens)
     index = compact_indices + row * indices_stride8 * 8 + column
     x = tl.load(index, mask=own, other=-1)
@@ -178,7 +178,6 @@ def restore_candidate_indices_inplace_tl(
             HAS_OFFSET=has_offset,
             ROWS=rows,
             COLUMNS=columns,
-            num_warps=max(rows * columns // 512, 4),  # 16 values a thread at most: with 32, too few threads fit
         )
 
     return run

@@ -46,109 +46,80 @@ def _row_of(token, mirror, n, queries, known, HAS_INDEX: tl.constexpr):
     return tl.where(known & (token >= 0) & (token < n), token, -1).to(tl.int64)
 
 
-@triton.jit(do_not_specialize=["n", "queries", "sequences", "slots", "ring", "slot_units"])
-def _combine_prefill(
-    score,
-    latent,
-    state,
-    state_block_idx,
-    mapping,
-    cu_q,
-    cu_k,
-    cu_c,
-    mirror,
-    out,
-    n,
-    queries,
-    sequences,
-    slots,
-    ring,
-    dim,
-    score_stride,
-    latent_stride,
-    slot_units,
-    ring_stride,
-    part_stride,
-    RATIO: tl.constexpr,
-    HAS_INDEX: tl.constexpr,
-    UNIT: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
-    x = tl.program_id(0)
+@triton.jit(do_not_specialize=["n", "queries", "sequences", "slots", "ring", "rows", "slot_units"])
+def _prefill(
+    score, latent, state, state_block_idx, mapping, cu_q, cu_k, cu_c, mirror, out,
+    n, queries, sequences, slots, ring, rows, dim,
+    score_stride, latent_stride, slot_units, ring_stride, part_stride,
+    RATIO: tl.constexpr, HAS_INDEX: tl.constexpr, UNIT: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """The first `rows` programs write one row of `out` each, the others one row of a ring each.
+
+    A window that began before its chunk reads a row of the ring. If the chunk's last tokens overwrite that row, the
+    program that does so writes the window's row of `out`, and then the ring's.
+    """
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     own = column < dim
-    i = tl.load(mapping + x)
+    keeps = tl.program_id(0) >= rows
+    back = tl.program_id(0) - rows
+    x = tl.program_id(0)
+    i = tl.load(mapping + x, mask=x < rows, other=-1)
+    if keeps:
+        i, back = back // ring, back % ring
+        x = tl.load(cu_c + i)
+        mapped = (x >= 0) & (x < rows)
+        mapped = mapped & (tl.load(mapping + x, mask=mapped, other=-1) == i)
+    else:
+        mapped = x >= 0
     known = (i >= 0) & (i < sequences)
     begin = tl.load(cu_q + i, mask=known, other=0)
     qlen = tl.load(cu_q + i + 1, mask=known, other=0) - begin
     klen = tl.load(cu_k + i + 1, mask=known, other=0) - tl.load(cu_k + i, mask=known, other=0)
     ident = x - tl.load(cu_c + i, mask=known, other=0)
     slot = tl.load(state_block_idx + i, mask=known, other=-1).to(tl.int64)
+    held = state + slot * slot_units * UNIT + column
+    present = (slot >= 0) & (slot < slots)
     qstart = klen - qlen
     new = known & (qstart >= 0) & (ident >= 0) & (ident < klen // RATIO - qstart // RATIO)
-    mask = own & new
-
     position = (qstart // RATIO + ident) * RATIO
     old = position < qstart
-    kept = old & (slot >= 0) & (slot < slots)
-    row = _row_of(begin + position - qstart, mirror, n, queries, new & (position >= qstart), HAS_INDEX)
-    at = state + slot * slot_units * UNIT + (position % ring).to(tl.int64) * ring_stride + column
-    latent0 = _of_token(latent + column, row, latent_stride, at + part_stride, old, kept, mask)
+    # How far behind the chunk's last token the one is that takes the old one's row.
+    taker = (klen - 1 - position) % ring
+    late = new & old & present & (taker < tl.minimum(qlen, ring))
+    mine = mapped & (late == keeps) & ((keeps == 0) | (taker == back))
+    mask = own & new & mine
+
+    row = _row_of(begin + position - qstart, mirror, n, queries, new & mine & (position >= qstart), HAS_INDEX)
+    at = held + (position % ring).to(tl.int64) * ring_stride
+    latent0 = _of_token(latent + column, row, latent_stride, at + part_stride, old, old & present, mask)
     if RATIO == 1:
         value = latent0
     else:
-        score0 = _of_token(score + column, row, score_stride, at, old, kept, mask)
+        score0 = _of_token(score + column, row, score_stride, at, old, old & present, mask)
         # The last token of a window that the chunk completes is the chunk's own.
-        row = _row_of(begin + position + 1 - qstart, mirror, n, queries, new, HAS_INDEX)
+        row = _row_of(begin + position + 1 - qstart, mirror, n, queries, new & mine, HAS_INDEX)
         score1 = tl.load(score + row * score_stride + column, mask=mask & (row >= 0), other=0.0)
         latent1 = tl.load(latent + row * latent_stride + column, mask=mask & (row >= 0), other=0.0)
         value = _mixed(score0, latent0, score1, latent1)
     value = tl.where(mask, value, 0.0)
-    tl.store(out + x.to(tl.int64) * dim + column, narrow(value), mask=own)
+    tl.store(out + x.to(tl.int64) * dim + column, narrow(value), mask=own & mine)
 
-
-@triton.jit(do_not_specialize=["n", "queries", "slots", "ring", "slot_units"])
-def _store_prefill(
-    score,
-    latent,
-    state,
-    state_block_idx,
-    cu_q,
-    cu_k,
-    mirror,
-    n,
-    queries,
-    slots,
-    ring,
-    dim,
-    score_stride,
-    latent_stride,
-    slot_units,
-    ring_stride,
-    part_stride,
-    HAS_INDEX: tl.constexpr,
-    UNIT: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
-    i = tl.program_id(0) // ring
-    t = tl.program_id(0) % ring
-    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    end = tl.load(cu_q + i + 1)
-    position = tl.load(cu_k + i + 1) - tl.load(cu_k + i) - 1 - t
-    slot = tl.load(state_block_idx + i).to(tl.int64)
-    stored = (t < end - tl.load(cu_q + i)) & (position >= 0) & (slot >= 0) & (slot < slots)
-    row = _row_of(end - 1 - t, mirror, n, queries, stored, HAS_INDEX)
-    mask = (column < dim) & (row >= 0)
-    at = state + slot * slot_units * UNIT + (position % ring).to(tl.int64) * ring_stride + column
-    tl.store(at, tl.load(score + row * score_stride + column, mask=mask), mask=mask)
-    tl.store(at + part_stride, tl.load(latent + row * latent_stride + column, mask=mask), mask=mask)
+    if keeps:
+        tl.debug_barrier()  # what other threads of this program read of the ring's row, they have
+        position = klen - 1 - back
+        stored = known & (back < qlen) & (position >= 0) & present
+        row = _row_of(begin + qlen - 1 - back, mirror, n, queries, stored, HAS_INDEX)
+        mask = own & (row >= 0)
+        at = held + (position % ring).to(tl.int64) * ring_stride
+        tl.store(at, tl.load(score + row * score_stride + column, mask=mask), mask=mask)
+        tl.store(at + part_stride, tl.load(latent + row * latent_stride + column, mask=mask), mask=mask)
 
 
 @functools.cache
 def compress_and_update_state_prefill_tl(DIM: int, COMPRESS_RATIO: int, HAS_INDEX: bool) -> Kernel:
     """kv_compressed of a chunk, then its last tokens into the rings; what is out of range counts as zeros.
 
-    Two launches: every read of a ring is over before the first of its rows is overwritten.
+    One launch. No two sequences may have one slot.
     """
     columns, warps = _tile(DIM)
 
@@ -169,23 +140,13 @@ def compress_and_update_state_prefill_tl(DIM: int, COMPRESS_RATIO: int, HAS_INDE
         sequences, (slots, ring) = state_block_idx.shape[0], state_cache.shape[:2]
         unit, strides = _strides(score, latent, state_cache)
         constants = {"HAS_INDEX": HAS_INDEX, "UNIT": unit, "COLUMNS": columns, "num_warps": warps}
-        tensors = (score, latent, state_cache, state_block_idx)
-        bounds = (cu_seqlens_q, cu_seqlens_k)
+        rows = kv_compressed.shape[0]
         launch(
-            _combine_prefill,
-            (kv_compressed.shape[0], cdiv(DIM, columns)),
-            *(*tensors, compressed_batch_mapping, *bounds, cu_compressed_seqlens_q, mirror, kv_compressed),
-            *(score.shape[0], queries, sequences, slots, ring, DIM, *strides),
-            RATIO=COMPRESS_RATIO,
-            **constants,
-        )
-        launch(
-            _store_prefill,
-            (sequences * ring, cdiv(DIM, columns)),
-            *(*tensors, *bounds, mirror),
-            *(score.shape[0], queries, slots, ring, DIM, *strides),
-            **constants,
-        )
+            _prefill, (rows + sequences * ring, cdiv(DIM, columns)),
+            score, latent, state_cache, state_block_idx, compressed_batch_mapping, cu_seqlens_q, cu_seqlens_k,
+            cu_compressed_seqlens_q, mirror, kv_compressed,
+            score.shape[0], queries, sequences, slots, ring, rows, DIM, *strides, RATIO=COMPRESS_RATIO, **constants,
+        )  # fmt: skip
 
     return run
 

@@ -10,7 +10,7 @@ import triton.language as tl
 
 from deepinfer.ops.dispatch import Kernel
 from deepinfer.ops.launch import cdiv, launch
-from deepinfer.ops.triton.index_math import scattered, shift, split, tile
+from deepinfer.ops.triton.index_math import shift, split, tile
 
 
 @triton.jit(do_not_specialize=["rows", "s", "n"])
@@ -31,7 +31,7 @@ def _convert_kv_index(
     in_tile = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     length = tl.load(context_lens + in_tile, mask=in_tile < rows, other=0)[:, None]
     row = in_tile[:, None]
-    column = scattered((tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS))[None, :])
+    column = (tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS))[None, :]
     own = (row < rows) & (column < k)
     index = topk_idxs + row.to(tl.int64) * k + column
     x = tl.load(index, mask=own, other=-1)
@@ -64,7 +64,6 @@ def convert_kv_index_tl(s: int, k: int, n: int, block_size: int) -> Kernel:
             SHIFT=shift(block_size),
             ROWS=rows,
             COLUMNS=columns,
-            num_warps=max(rows * columns // 512, 4),  # 16 values a thread at most: with 32, too few threads fit
         )
 
     return run

@@ -6,8 +6,6 @@ import torch
 import triton
 import triton.language as tl
 
-from deepinfer.ops.triton.quantize import INTERPRETED
-
 _TILE = 4096
 
 
@@ -33,20 +31,6 @@ def split(value, DIVISOR: tl.constexpr, SHIFT: tl.constexpr):
 def shift(divisor: int) -> int:
     """SHIFT of `split`."""
     return max(divisor.bit_length() - 1, 0)
-
-
-@triton.jit
-def scattered(column):
-    """[1, n] columns of a kernel that looks each value up: a thread takes columns that are not neighbours.
-
-    As it would look them up; else the values and the pointers would change threads, through shared memory. A warp's
-    reads and writes of 4 bytes are next to each other, which is as good as 16 bytes a thread.
-    """
-    if INTERPRETED:
-        return column
-    else:
-        # What comes out of assembly has no neighbours that Triton knew of.
-        return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [column], dtype=tl.int32, is_pure=True, pack=1)
 
 
 def eighth(table: torch.Tensor) -> int:

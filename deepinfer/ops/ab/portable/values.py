@@ -99,9 +99,11 @@ def as_tensor(value: dict[str, Any], storages: Sequence[torch.Tensor]) -> torch.
     for size in shape:
         count *= size
         require(count <= _MOST_ELEMENTS, f"a tensor of the shape {shape} is too large")
-    last = offset + sum((size - 1) * step for size, step in zip(shape, stride, strict=True)) if count else offset - 1
+    last = offset + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
     storage = storages[place]
-    require((last + 1) * dtype.itemsize <= storage.numel(), "a tensor lies outside of its storage")
+    # One without elements lies nowhere: as a part of an empty buffer it may begin behind its end.
+    inside = count == 0 or (last + 1) * dtype.itemsize <= storage.numel()
+    require(inside, "a tensor lies outside of its storage")
     found = torch.empty(0, dtype=dtype, device=storage.device)
     return found.set_(storage.untyped_storage(), offset, tuple(shape), tuple(stride))
 
