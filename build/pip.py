@@ -80,13 +80,16 @@ def _explain(lock: Lock, pins: Sequence[Pin], output: str, log: Path) -> MatrixE
             log=log,
         )
     cause = "the index has no wheel of that version for this Python, or cannot be reached"
+    step = "read the log; check the network and pip's index (`pip config list`), then run the command again"
     if "No space left" in output:
-        cause = "the disk of the build cache is full"
+        cause = "the disk of the build cache, or of the temporary folder, is full"
+        step = "free space (`./run clean` tells what the cache holds), or set DEEPINFER_BUILD_CACHE or TMPDIR elsewhere"
     elif "No module named pip" in output:
         cause = f"{sys.executable} has no pip"
+        step = "install it (`python3 -m ensurepip`, or the distribution's python3-pip), then run the command again"
     return EnvironmentCannot(
         f"cannot fetch {names} of {lock.path}",
         cause=cause,
-        next_step="read the log; check the network and pip's index (`pip config list`), then run the command again",
+        next_step=step,
         log=log,
     )
