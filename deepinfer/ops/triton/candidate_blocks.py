@@ -10,7 +10,7 @@ import triton.language as tl
 
 from deepinfer.ops.dispatch import Kernel
 from deepinfer.ops.launch import cdiv, launch, multiprocessors, next_power_of_2
-from deepinfer.ops.triton.index_math import eighth, shift, split, tile
+from deepinfer.ops.triton.index_math import eighth, joined, looked_up, quarters, shift, split, tile
 from deepinfer.ops.triton.quantize import narrow, widen
 
 _LARGEST_BF16 = tl.constexpr(3.3895313892515355e38)
@@ -120,6 +120,13 @@ def get_candidate_compact_lens_tl(topk_blocks: int, block_size: int) -> Kernel:
     return run
 
 
+@triton.jit
+def _restored(x, blocks, offset, end, BLOCK_SIZE: tl.constexpr, SHIFT: tl.constexpr):
+    nth, place = split(x, BLOCK_SIZE, SHIFT)
+    block = looked_up(blocks + nth, (x >= 0) & (x < end), -1)
+    return tl.where(block >= 0, block * BLOCK_SIZE + place + offset, -1)
+
+
 @triton.jit(do_not_specialize=["n", "indices_stride8", "blocks_stride8"])
 def _restore_candidate_indices(
     compact_indices,
@@ -142,13 +149,19 @@ def _restore_candidate_indices(
     own = (row < n) & (column < topk_tokens)
     index = compact_indices + row * indices_stride8 * 8 + column
     x = tl.load(index, mask=own, other=-1)
-    inside = own & (x >= 0) & (x < topk_blocks * BLOCK_SIZE)
-    nth, place = split(x, BLOCK_SIZE, SHIFT)
-    block = tl.load(candidate_blocks + row * blocks_stride8 * 8 + nth, mask=inside, other=-1)
-    value = block * BLOCK_SIZE + place
+    blocks = candidate_blocks + row * blocks_stride8 * 8
+    offset = tl.zeros([ROWS, 1], tl.int32)
     if HAS_OFFSET:
-        value += tl.load(output_idx_offset + rows, mask=rows < n, other=0)[:, None]
-    tl.store(index, tl.where(block >= 0, value, -1), mask=own)
+        offset = tl.load(output_idx_offset + rows, mask=rows < n, other=0)[:, None]
+    end = topk_blocks * BLOCK_SIZE
+    first, second, third, fourth = quarters(x, ROWS, COLUMNS)
+    restored = joined(
+        _restored(first, blocks, offset, end, BLOCK_SIZE, SHIFT),
+        _restored(second, blocks, offset, end, BLOCK_SIZE, SHIFT),
+        _restored(third, blocks, offset, end, BLOCK_SIZE, SHIFT),
+        _restored(fourth, blocks, offset, end, BLOCK_SIZE, SHIFT), ROWS, COLUMNS,
+    )  # fmt: skip
+    tl.store(index, restored, mask=own)
 
 
 @functools.cache

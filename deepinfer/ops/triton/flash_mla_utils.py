@@ -10,7 +10,15 @@ import triton.language as tl
 
 from deepinfer.ops.dispatch import Kernel
 from deepinfer.ops.launch import cdiv, launch
-from deepinfer.ops.triton.index_math import shift, split, tile
+from deepinfer.ops.triton.index_math import joined, looked_up, quarters, shift, split, tile
+
+
+@triton.jit
+def _slot(x, table, n, BLOCK_SIZE: tl.constexpr, SHIFT: tl.constexpr):
+    page, place = split(x, BLOCK_SIZE, SHIFT)
+    valid = (x >= 0) & (page < n)
+    slot = looked_up(table + page, valid, 0) * BLOCK_SIZE + place
+    return tl.where(valid, slot, -1)
 
 
 @triton.jit(do_not_specialize=["rows", "s", "n"])
@@ -35,11 +43,13 @@ def _convert_kv_index(
     own = (row < rows) & (column < k)
     index = topk_idxs + row.to(tl.int64) * k + column
     x = tl.load(index, mask=own, other=-1)
-    page, place = split(x, BLOCK_SIZE, SHIFT)
-    valid = own & (column < length) & (x >= 0) & (page < n)
     table = block_tables + (row // s).to(tl.int64) * table_stride
-    slot = tl.load(table + page, mask=valid, other=0) * BLOCK_SIZE + place
-    tl.store(index, tl.where(valid, slot, -1), mask=own)
+    first, second, third, fourth = quarters(tl.where(column < length, x, -1), ROWS, COLUMNS)
+    slots = joined(
+        _slot(first, table, n, BLOCK_SIZE, SHIFT), _slot(second, table, n, BLOCK_SIZE, SHIFT),
+        _slot(third, table, n, BLOCK_SIZE, SHIFT), _slot(fourth, table, n, BLOCK_SIZE, SHIFT), ROWS, COLUMNS,
+    )  # fmt: skip
+    tl.store(index, slots, mask=own)
 
 
 @functools.cache

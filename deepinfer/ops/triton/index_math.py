@@ -33,6 +33,34 @@ def shift(divisor: int) -> int:
     return max(divisor.bit_length() - 1, 0)
 
 
+@triton.jit
+def quarters(value, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """[ROWS, COLUMNS] -> every fourth column from the first, second, third and fourth on, [ROWS, COLUMNS / 4] each.
+
+    A thread reads four neighbours at once. What it looks up for them, it looks up one by one, and so do the threads
+    beside it: as tensors of their own, the four stay where they are, and do not go through shared memory.
+    """
+    even, odd = tl.split(tl.reshape(value, (ROWS, COLUMNS // 4, 2, 2)))
+    first, third = tl.split(even)
+    second, fourth = tl.split(odd)
+    return first, second, third, fourth
+
+
+@triton.jit
+def looked_up(pointer, mask, other):
+    """What [ROWS, n] pointers to anywhere point to. As one row of them: of several, Triton would give each lane one."""
+    COUNT: tl.constexpr = pointer.shape[0] * pointer.shape[1]
+    found = tl.load(tl.reshape(pointer, (COUNT,)), mask=tl.reshape(mask, (COUNT,)), other=other)
+    return tl.reshape(found, pointer.shape)
+
+
+@triton.jit
+def joined(first, second, third, fourth, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """The reverse of `quarters`."""
+    both = tl.join(tl.join(first, third), tl.join(second, fourth))
+    return tl.reshape(both, (ROWS, COLUMNS))
+
+
 def eighth(table: torch.Tensor) -> int:
     """The row stride over 8, for kernels that multiply it by 8 again, so that Triton knows rows to be aligned.
 
