@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -19,16 +18,9 @@ from deepinfer.model.batch import RowSpec
 from deepinfer.model.load import LoadedModel
 from deepinfer.model.model import Model
 from deepinfer.sampling.params import SamplingParams, Structure
-from tests.engine.tiny_engine import answers, ask, engine, greedy, loaded, prompt, run
+from tests.engine.tiny_engine import answers, ask, engine, greedy, loaded, prompt, quiet_cpu, run
 
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """The products are small: threads that wait for each other cost more than they give."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+cpu = pytest.fixture(autouse=True, scope="module")(quiet_cpu)
 
 
 def logits_of(tokens: list[int]) -> torch.Tensor:

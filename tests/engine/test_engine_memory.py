@@ -8,7 +8,10 @@ import torch
 from deepinfer.cache.layout import BlockLayout, SlotLayout
 from deepinfer.engine.memory import HOST_BYTES, EngineOptions, allocate
 from deepinfer.errors import DeepInferError
-from tests.engine.tiny_engine import ask, engine, greedy, loaded, prompt
+from deepinfer.ops import dispatch
+from tests.engine.tiny_engine import ask, engine, greedy, loaded, prompt, quiet_cpu
+
+cpu = pytest.fixture(autouse=True, scope="module")(quiet_cpu)
 
 
 def test_without_options_sequences_may_be_as_long_as_the_model_allows() -> None:
@@ -47,11 +50,12 @@ def test_truncation_that_keeps_less_than_a_step_may_need_is_refused() -> None:
 
 @pytest.mark.gpu
 def test_a_gpu_is_filled_to_the_fraction_asked_for() -> None:
-    model = loaded(device="cuda")
-    torch.cuda.empty_cache()
-    free, total = torch.cuda.mem_get_info()
-    fraction = (total - free) / total + 0.05
-    running = engine(model, blocks=None, max_num_seqs=2, memory_fraction=fraction)
-    assert len(ask(prompt(300), greedy(3), running).outputs[0].token_ids) == 3
-    with pytest.raises(DeepInferError, match="no room for the caches"):
-        engine(model, blocks=None, memory_fraction=0.001)
+    with dispatch.using(dispatch.Settings("triton", strict=True)):
+        model = loaded(device="cuda")
+        torch.cuda.empty_cache()
+        free, total = torch.cuda.mem_get_info()
+        fraction = (total - free) / total + 0.05
+        running = engine(model, blocks=None, max_num_seqs=2, memory_fraction=fraction)
+        assert len(ask(prompt(300), greedy(3), running).outputs[0].token_ids) == 3
+        with pytest.raises(DeepInferError, match="no room for the caches"):
+            engine(model, blocks=None, memory_fraction=0.001)

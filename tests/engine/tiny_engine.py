@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from deepinfer.engine.core import Engine
@@ -17,12 +18,26 @@ from deepinfer.engine.outputs import RequestOutput
 from deepinfer.engine.sequence import Request
 from deepinfer.loading.tiny import VOCABULARY, write_tiny
 from deepinfer.model.load import LoadedModel, load_model
+from deepinfer.ops import dispatch
 from deepinfer.sampling.params import SamplingParams
+
+
+def quiet_cpu() -> Iterator[None]:
+    """For a fixture. Kernels of the reference; one thread, since the products are small, and threads that wait for each
+    other cost more than they give.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with dispatch.using("reference"):
+        yield
+    torch.set_num_threads(threads)
 
 
 @functools.cache
 def loaded(**options: Any) -> LoadedModel:
     """The tiny checkpoint; options of `load_model`."""
+    pytest.importorskip("tokenizers", reason="tokenizers is absent: no text can be tokenised")
+    pytest.importorskip("safetensors", reason="safetensors is absent: no checkpoint can be written")
     with tempfile.TemporaryDirectory() as folder:
         write_tiny(Path(folder) / "tiny")
         return load_model(Path(folder) / "tiny", **{"device": "cpu", **options})
