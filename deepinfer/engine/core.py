@@ -87,7 +87,7 @@ class Engine:
         return True
 
     def step(self) -> list[RequestOutput]:
-        """Compute one step. Returns the outputs of the requests that got tokens or ended, by arrival.
+        """Compute one step. Returns the outputs of the requests that got tokens or ended.
 
         An output is the request's own object, which goes on growing until it is `finished`: copy what is to be kept.
         An exception leaves the engine usable: what the step was to compute is computed anew by the next one.

@@ -18,6 +18,7 @@ from deepinfer.model.batch import RowSpec
 from deepinfer.model.load import LoadedModel
 from deepinfer.model.model import Model
 from deepinfer.sampling.params import SamplingParams, Structure
+from deepinfer.sampling.sampler import Sampler, SampleRow
 from tests.engine.tiny_engine import answers, ask, engine, greedy, loaded, prompt, quiet_cpu, run
 
 cpu = pytest.fixture(autouse=True, scope="module")(quiet_cpu)
@@ -108,6 +109,16 @@ def test_completions_of_one_prompt_are_those_of_their_seeds() -> None:
         assert (
             ask(tokens, SamplingParams(max_tokens=3, seed=seed)).outputs[0].token_ids == output.outputs[index].token_ids
         )
+
+
+def test_a_draw_depends_on_the_seed_and_on_how_many_tokens_stand_before_it() -> None:
+    tokens, params = prompt(20), SamplingParams(max_tokens=3, seed=2**63 - 1, n=2)
+    sampler = Sampler(loaded().config.vocab_size, "cpu")
+    for index, one in enumerate(ask(tokens, params).outputs):
+        for count, token in enumerate(one.token_ids):
+            row = SampleRow(params, params.seed_in_effect + index, len(tokens) + count)
+            (drawn,) = sampler.sample(logits_of(tokens + one.token_ids[:count])[None], [row])
+            assert drawn.token_id == token
 
 
 def test_what_ends_a_completion() -> None:
