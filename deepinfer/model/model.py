@@ -215,6 +215,9 @@ def _check(config: ModelConfig, truncation: str, keep_tokens: int) -> None:
     ):
         if found != known:
             problems.append(f"{name} is {found}, and the kernels are written for {known}")
+    indexer = config.indexer
+    if indexer.candidate_source is not None and indexer.topk % 8:
+        problems.append(f"index_topk is {indexer.topk}, and with candidate blocks it must be a multiple of 8")
     if not config.hyper.shifted:
         problems.append("hc_shifted is false, and the engine has the shifted variant only")
     if problems:

@@ -114,8 +114,9 @@ def test_a_model_that_the_kernels_do_not_know_is_refused() -> None:
         config(),
         attention=replace(config().attention, head_dim=256),
         hyper=replace(config().hyper, shifted=False),
+        indexer=replace(config().indexer, topk=12),
     )
-    with pytest.raises(ConfigError, match=r"head_dim is 256.*hc_shifted"):
+    with pytest.raises(ConfigError, match=r"head_dim is 256.*index_topk is 12.*hc_shifted"):
         Model(other, weights, lookup=lookup())
     with pytest.raises(ValueError, match="lookup"):
         Model(config(), weights)

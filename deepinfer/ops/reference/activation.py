@@ -19,7 +19,8 @@ def swiglu_quantize(weighted: bool) -> Kernel:
     ) -> None:
         gate, up = gate_up.float().chunk(2, -1)
         gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
-        product = gate / (1 + torch.exp(-gate)) * up
+        # The exponential in float64, and rounded: see `gate`.
+        product = gate / (1 + torch.exp(-gate.double()).float()) * up
         _store(product if weights is None else product * weights[:, None], "e4m3", values, scales)
 
     return run

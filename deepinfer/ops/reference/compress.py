@@ -14,7 +14,7 @@ def _combine(scores: list[torch.Tensor], latents: list[torch.Tensor]) -> torch.T
     if len(latents) == 1:
         return latents[0].bfloat16()
     score, latent = torch.stack(scores), torch.stack(latents)
-    weight = torch.exp(score - score.amax(0))
+    weight = torch.exp((score - score.amax(0)).double()).float()  # see `gate`
     return (latent * (weight / weight.sum(0))).sum(0).bfloat16()
 
 

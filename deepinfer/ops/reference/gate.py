@@ -22,12 +22,14 @@ def gate_topk(experts: int, topk: int, scaling: float) -> Kernel:
         ids: torch.Tensor,
         weights: torch.Tensor,
     ) -> None:
-        scores = torch.sqrt(torch.nn.functional.softplus(logits))
+        # In float64 and rounded: PyTorch's float32 logarithm is another function in a tensor's last few elements, and
+        # a row would depend on how many rows there are.
+        scores = torch.sqrt(torch.nn.functional.softplus(logits.double())).float()
         added = bias if is_image is None or bias_image is None else torch.where(is_image[:, None], bias_image, bias)
         ranked = scores + added
         ranked = torch.where(ranked.isnan(), -torch.inf, ranked)
         chosen = ranked.sort(dim=-1, descending=True, stable=True).indices[:, :topk]
-        picked = scores.gather(-1, chosen)
+        picked = scores.gather(-1, chosen).double()
         ids.copy_(chosen)
         weights.copy_(picked / (picked.sum(-1, keepdim=True) + 1e-20) * scaling)
         if valid is not None:
