@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,6 +17,8 @@ from deepinfer.errors import DeepInferError, UsageError
 from deepinfer.loading.tiny import tiny_config
 from deepinfer.ops.command import Parser, exit_code
 
+MOST_DRY = 2**30
+"""Bytes of weights, without n-gram tables."""
 EXAMPLES = """examples:
   python -m benchmarks.step --dry-run                          the tiny model on a CPU: whether all of it works
   python -m benchmarks.step --rows 1,8,64 --chunk 4096         the real widths, as many layers as fit the GPU
@@ -47,9 +48,15 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _config(given: argparse.Namespace) -> ModelConfig:
-    if given.model is not None:
-        return read_config(given.model)
-    return parse_config(tiny_config()) if given.dry_run else layers.real_model()
+    if given.model is None:
+        return parse_config(tiny_config()) if given.dry_run else layers.real_model()
+    config = read_config(given.model)
+    if given.dry_run and layers.weight_bytes(config, 1) > MOST_DRY:
+        raise UsageError(
+            f"the model of {given.model} is too large for a dry run, which computes all of it on the CPU",
+            next_step="leave --model out, or name a folder that `deepinfer tiny` wrote",
+        )
+    return config
 
 
 def _order(given: argparse.Namespace, config: ModelConfig) -> run.Order:
@@ -74,12 +81,9 @@ def _order(given: argparse.Namespace, config: ModelConfig) -> run.Order:
     return order
 
 
-def _out(given: argparse.Namespace) -> Path:
-    if given.out is not None:
-        return Path(given.out)
-    if given.dry_run:  # nothing that anybody would want to find among measurements
-        return Path(tempfile.mkdtemp(prefix="deepinfer-step-"))
-    return ROOT / "benchmarks" / "results" / "step"
+def _out(given: argparse.Namespace) -> Path | None:
+    """A dry run has no figures that anybody would look for."""
+    return given.out or (None if given.dry_run else ROOT / "benchmarks" / "results" / "step")
 
 
 def _parser() -> Parser:
@@ -97,7 +101,12 @@ def _parser() -> Parser:
     add("--context", type=_count, metavar="N", help="tokens that are in the caches before (default: 4096)")
     add("--engram-rows", type=_count, metavar="N", help="rows of each n-gram table (default: 1000000)")
     add("--samples", type=_count, default=20, metavar="N", help="how often each time is taken (default: 20)")
-    add("--out", type=Path, metavar="DIR", help="folder for results (default: benchmarks/results/step)")
+    add(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="folder for results (default: benchmarks/results/step; of a dry run: none)",
+    )
     add("--dry-run", action="store_true", help="few rows of the tiny model on a CPU; times mean nothing")
     add("--json", action="store_true", help="print JSON alone on stdout")
     return parser

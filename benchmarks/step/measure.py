@@ -25,6 +25,8 @@ IN_PLACE = (
 """They change what other kernels read: timed again and again, they are timed last."""
 GRAPH_SECONDS = 0.05
 """Calls that take longer together are launched one by one: the device is behind the host then anyway."""
+FILLS = 32
+"""Times that the cache is filled before a time is taken: meanwhile the host launches, be it a graph of a thousand."""
 PRODUCT = {"cuda": 8192, "cpu": 256}
 Row = dict[str, Any]
 
@@ -37,12 +39,13 @@ class Cold:
         self._waste = torch.empty(2 * cache_bytes, dtype=torch.uint8, device=device) if cache_bytes else None
 
     def seconds(self, batch: timing.Batch) -> float:
-        """Seconds of a batch on the device. What fills the cache runs meanwhile as the host launches."""
+        """Seconds of a batch on the device. The host launches it ahead, while the cache is being filled."""
         if self._waste is None:
             return self.clock.seconds(batch)
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()
-        self._waste.zero_()
+        for _ in range(FILLS):
+            self._waste.zero_()
         begin.record()
         batch()
         end.record()
@@ -146,11 +149,14 @@ def _kernels(
         with watching(keep):
             forward()
         for name in group:
-            yield name, *_timed(kept.pop(name), clock, samples)
+            yield name, *timed(kept.pop(name), clock, samples)
 
 
-def _timed(calls: Sequence[Call], clock: Cold, samples: int) -> tuple[float, str]:
-    """Seconds of all calls, one after the other: each layer's weights come from memory, as in the forward."""
+def timed(calls: Sequence[Call], clock: Cold, samples: int) -> tuple[float, str]:
+    """Seconds of all calls, one after the other: each layer's weights come from memory, as in the forward.
+
+    Returns also how: "graph", or "stream" where they take long, or no graph can hold them.
+    """
 
     def batch() -> None:
         for call in calls:
@@ -166,10 +172,11 @@ def _timed(calls: Sequence[Call], clock: Cold, samples: int) -> tuple[float, str
 
 
 def _whole(forward: Callable[[], object], clock: Cold, samples: int, *, captured: bool) -> Row:
-    """The forward launched from the host, and in a CUDA graph where it can be captured: plans of prefill come from
-    the host.
+    """The forward launched from the host, whose time counts, and in a CUDA graph where it can be captured: plans of
+    prefill come from the host.
     """
-    found: Row = {"eager_seconds": clock.measure(forward, samples), "graph_seconds": None, "graph_problem": ""}
+    eager = statistics.median(clock.clock.seconds(forward) for _ in range(samples))
+    found: Row = {"eager_seconds": eager, "graph_seconds": None, "graph_problem": ""}
     if not captured:
         return found | {"graph_problem": "a prefill's plan is made on the host"}
     try:

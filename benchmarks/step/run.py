@@ -41,15 +41,16 @@ class Order:
     samples: int
 
 
-def run(config: ModelConfig, order: Order, out: Path, say: Say, command: Sequence[str] = ()) -> Row:
-    """Measure and write; the document of results.json. Files are there after each forward.
+def run(config: ModelConfig, order: Order, out: Path | None, say: Say, command: Sequence[str] = ()) -> Row:
+    """Measure and write; the document of results.json. Files are in `out` after each forward; None: there are none.
 
     Raises:
         UsageError: so many layers cannot be taken from the model.
         DeepInferError: the device does not hold it, or the folder cannot be written.
     """
     try:
-        out.mkdir(parents=True, exist_ok=True)
+        if out is not None:
+            out.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
         raise DeepInferError(
             f"{out} cannot be made: {problem.strerror}", next_step="name another folder with --out"
@@ -61,7 +62,7 @@ def run(config: ModelConfig, order: Order, out: Path, say: Say, command: Sequenc
         return _run(config, own, order, out, say, list(command))
 
 
-def _run(config: ModelConfig, own: ModelConfig, order: Order, out: Path, say: Say, command: list[str]) -> Row:
+def _run(config: ModelConfig, own: ModelConfig, order: Order, out: Path | None, say: Say, command: list[str]) -> Row:
     device = torch.device(order.device)
     known = facts.gather(device)
     plain: timing.Clock = timing.CudaClock() if device.type == "cuda" else timing.HostClock()
@@ -95,7 +96,8 @@ def _run(config: ModelConfig, own: ModelConfig, order: Order, out: Path, say: Sa
         say(name)
         row = measure.step(made, batch, clock, speeds, order.samples)
         found["forwards"].append(row | {"of_experts": own.moe.experts})
-        write(found, out)
+        if out is not None:
+            write(found, out)
     return found
 
 
@@ -119,7 +121,8 @@ def layers_that_fit(config: ModelConfig, order: Order, free: int | None) -> int:
         return counts[fitting - 1]
     wanted = needed(layers.cut(config, least), order)
     raise DeepInferError(
-        f"a layer of each kind takes {wanted / 2**30:.0f} GiB with caches and work; {free * USED / 2**30:.0f} GiB can be had",
+        f"a layer of each kind takes {wanted / 2**30:.0f} GiB with caches and work, "
+        f"and {free * USED / 2**30:.0f} GiB can be had",
         cause="the device is small, or another program holds its memory",
         next_step="ask for a smaller --chunk or --context, fewer --rows or fewer --engram-rows",
     )
