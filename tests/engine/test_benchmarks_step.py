@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.step import __main__ as command
 from benchmarks.ops import timing
+from benchmarks.step import __main__ as command
 from benchmarks.step import layers, measure, run
 from benchmarks.step.floors import Floor, floor
 from benchmarks.step.record import Call, watching
