@@ -21,7 +21,7 @@ class Progress:
 
     Args:
         what: the name of what is counted.
-        total: how many there are; None where that is not known.
+        total: how many there are; None where `reach` will say it, and nothing is shown before.
         shown: False: nothing is written.
         bytes_: count bytes, and write them so.
     """
@@ -30,7 +30,7 @@ class Progress:
         self._what, self._total, self._done = what, total, 0
         self._shown, self._bytes = shown, bytes_
         self._told = time.monotonic()
-        self._bar: Any = _tqdm(what, total, bytes_) if shown else None
+        self._bar: Any = _tqdm(what, total, bytes_) if shown and total is not None else None
 
     def __enter__(self) -> Progress:
         return self
@@ -51,6 +51,8 @@ class Progress:
 
     def reach(self, done: int, total: int) -> None:
         """So much is done, of a total that may have become known by now."""
+        if self._shown and self._bar is None and self._total is None:  # not before: an error may come first
+            self._bar = _tqdm(self._what, total, self._bytes)
         if self._bar is not None:
             self._bar.total = total
         self._total = total

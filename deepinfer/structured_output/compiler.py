@@ -31,7 +31,7 @@ CACHE_BYTES = 2**28
 SLOWEST_STEP = 2.0
 """Seconds of computing that one token of a grammar may take: some ambiguous grammars take ever longer."""
 OLDEST = (0, 2, 9)
-_INSTALL = "pip install 'deepinfer-hopper[structured]', or leave `structure` out"
+_INSTALL = "pip install 'xgrammar>=0.2.9,<0.3', or leave `structure` out"
 _CONTROLS = frozenset(range(32)) - {ord("\n")}
 """Bytes that are in no JSON text, but for tabs and carriage returns between elements, which are not needed there."""
 _PLACE = re.compile(r"^\[\d\d:\d\d:\d\d\] \S+:\d+: ")

@@ -37,6 +37,17 @@ def test_with_tqdm_there_is_a_bar(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("installed", [True, False])
+def test_an_error_before_anything_is_done_stands_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], installed: bool
+) -> None:
+    if not installed:
+        monkeypatch.setitem(sys.modules, "tqdm", None)
+    with pytest.raises(ValueError, match="no folder"), Progress("weights", None, bytes_=True):
+        raise ValueError("no folder")
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("installed", [True, False])
 def test_nothing_is_written_where_nothing_shall_be(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], installed: bool
 ) -> None:
