@@ -190,7 +190,7 @@ def test_without_xgrammar_a_structure_is_refused_and_says_what_to_install(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "xgrammar", None)
-    with pytest.raises(DeepInferError, match=r"needs the package xgrammar(?s:.*)pip install 'deepinfer-hopper\[struct"):
+    with pytest.raises(DeepInferError, match=r"needs the package xgrammar(?s:.*)pip install 'xgrammar>=0"):
         GrammarCompiler(tokenizer, WIDTH, [1]).compile(Structure("regex", "a"))
 
 
