@@ -18,7 +18,6 @@ from deepinfer.ops.triton.sample_threshold import find_threshold
 
 _CHUNK = 8192
 _PART = 4096
-_LISTED_TILE = 1024
 _BRACKETS = 4 * (COARSE + 1)
 _BINS = next_power_of_2(SPLIT.value * COARSE)
 
@@ -115,8 +114,7 @@ def _filter(
     )  # fmt: skip
     launch(
         find_threshold, (rows,), logits, stride8, *limits, s.facts, s.states, s.brackets, s.sums, s.listed, width,
-        STEPS=plan.steps, TILE=min(_LISTED_TILE, plan.capacity), CUT_TILE=plan.capacity, **sizes,
-        enable_fp_fusion=False, num_warps=4,
+        STEPS=plan.steps, TILE=plan.capacity, **sizes, **exact,
     )  # fmt: skip
 
 

@@ -272,9 +272,11 @@ def collect(
         key = order(x)
         fine = (tl.exp(value_of(x, shift, inverse, offset)) * FINE).to(tl.int64)
         kept += tl.sum(tl.where(inside & (key > last), fine, 0), 0)
-        chosen = inside & (key >= first) & (key <= last) & (held <= CAPACITY)
-        # One atomic a value: they are few, and a prefix sum over the part costs far more.
-        next_place = sums + row * 2 + 1 + tl.zeros((PART,), dtype=tl.int32)
-        place = tl.atomic_add(next_place, tl.full((PART,), 1, dtype=tl.int64), mask=chosen, sem="relaxed")
-        tl.store(listed + row * CAPACITY + place, x, mask=chosen)
+        chosen = inside & (key >= first) & (key <= last)
+        many = tl.sum(chosen.to(tl.int32), 0)
+        if (many > 0) & (held <= CAPACITY):
+            # One atomic a part: rows beside each other count in the same line of the cache, where atomics queue.
+            base = tl.atomic_add(sums + row * 2 + 1, many.to(tl.int64), sem="relaxed")
+            place = base + tl.cumsum(chosen.to(tl.int32), 0) - 1
+            tl.store(listed + row * CAPACITY + place, x, mask=chosen)
     tl.atomic_add(sums + row * 2, kept, sem="relaxed")

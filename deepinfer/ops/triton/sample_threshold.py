@@ -1,4 +1,7 @@
-"""The threshold of a filtered row: one program a row bisects the values in its bracket (kernel_spec A.1, 2 to 4)."""
+"""The threshold of a filtered row: one program a row bisects the values in its bracket (kernel_spec A.1, 2 to 4).
+
+Where they are few enough to be listed they are read once, and stay in registers.
+"""
 
 from __future__ import annotations
 
@@ -61,6 +64,30 @@ def limits_between(source, length, first, last, TILE: tl.constexpr):
 
 
 @triton.jit
+def highest_reaching(source, length, low, high, last, above, mass, count, shift, inverse, offset, TILE: tl.constexpr):
+    """The largest order within [low, high] from which on the values up to `last` end the walk."""
+    if length <= TILE:
+        place = tl.arange(0, TILE)
+        x = tl.load(source + place, mask=place < length, other=float("-inf"))
+        key = order(x).to(tl.int64)
+        packed = packed_of(x, (place < length) & (key <= last), shift, inverse, offset)
+        while low < high:
+            middle = (low + high + 1) >> 1
+            if reaches(above + tl.sum(tl.where(key >= middle, packed, 0), 0), mass, count):
+                low = middle
+            else:
+                high = middle - 1
+    else:
+        while low < high:
+            middle = (low + high + 1) >> 1
+            if reaches(above + sum_between(source, length, middle, last, shift, inverse, offset, TILE), mass, count):
+                low = middle
+            else:
+                high = middle - 1
+    return low
+
+
+@triton.jit
 def cut_of(source, width, threshold, ties, TILE: tl.constexpr):
     """Index of the tie number `ties` (from 1) at the threshold; width if there are fewer."""
     cut = tl.full((), 0, dtype=tl.int32) + width
@@ -106,7 +133,6 @@ def find_threshold(
     BRACKETS: tl.constexpr,
     CAPACITY: tl.constexpr,
     TILE: tl.constexpr,
-    CUT_TILE: tl.constexpr,
 ):
     """Each row's threshold, the index of the last tie kept, and the offset of its renormalised log-probabilities."""
     row = tl.program_id(0).to(tl.int64)
@@ -134,14 +160,7 @@ def find_threshold(
         low, high = limits_between(source, length, first, last, TILE)
         everything = above + sum_between(source, length, low, last, shift, inverse, offset, TILE)
         if (held > 0) & reaches(everything, mass, count):
-            while low < high:
-                middle = (low + high + 1) >> 1
-                if reaches(
-                    above + sum_between(source, length, middle, last, shift, inverse, offset, TILE), mass, count
-                ):
-                    low = middle
-                else:
-                    high = middle - 1
+            low = highest_reaching(source, length, low, high, last, above, mass, count, shift, inverse, offset, TILE)
             over = above + sum_between(source, length, low + 1, last, shift, inverse, offset, TILE)
             tied = sum_between(source, length, low, low, shift, inverse, offset, TILE) & 0x3FFFFFFF
             threshold = disorder(low.to(tl.int32))
@@ -150,7 +169,7 @@ def find_threshold(
             kept += fine_between(source, length, low, last, shift, inverse, offset, TILE)
             kept += tl.minimum(stay, tied) * (each * FINE).to(tl.int64)
             if (stay < tied) & (low > LOWEST_ORDER):
-                cut = cut_of(whole, width, low, stay, CUT_TILE)
+                cut = cut_of(whole, width, low, stay, TILE)
         else:
             # Not even the whole row has the mass that top-p asks for: all of it stays.
             kept += fine_between(source, length, first - 1, last, shift, inverse, offset, TILE)
