@@ -162,9 +162,9 @@ class PrefixIndex:
             return node.block == place
 
     def clear(self) -> None:
-        """Know nothing any more; what is free stays free, and what is in use in use."""
+        """Know nothing any more; what is free stays free, in the order of its blocks, and what is in use in use."""
         with self._locked():
-            for node in self._nodes.values():
+            for node in sorted(self._nodes.values(), key=lambda node: (node.block, node.generation)):
                 self._blocks._forget(node.block, node.generation)
                 self._slots._forget(node.slot, node.slot_generation)
             self._nodes.clear()

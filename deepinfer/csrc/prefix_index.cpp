@@ -1,9 +1,11 @@
 #include "prefix_index.hpp"
 
+#include <algorithm>
 #include <cstring>
 #include <stdexcept>
 #include <string>
 #include <utility>
+#include <vector>
 
 namespace deepinfer {
 namespace {
@@ -113,9 +115,17 @@ bool PrefixIndex::insert(const Digest& hash, std::int64_t block, std::int64_t sl
 
 void PrefixIndex::clear() {
     const BothLocked guard(slots_, blocks_);
+    // In the order of the blocks: that of the map is no order, and what is forgotten joins the free lists in this one.
+    std::vector<const Node*> known;
+    known.reserve(nodes_.size());
     for (const auto& [hash, node] : nodes_) {
-        blocks_.forget(node.block);
-        slots_.forget(node.slot);
+        known.push_back(&node);
+    }
+    const auto place = [](const Node* node) { return std::pair(node->block.id, node->block.generation); };
+    std::ranges::sort(known, {}, place);
+    for (const Node* node : known) {
+        blocks_.forget(node->block);
+        slots_.forget(node->slot);
     }
     nodes_.clear();
     hash_of_block_.clear();

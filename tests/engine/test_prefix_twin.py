@@ -178,3 +178,19 @@ def test_the_twin_does_what_the_extension_does_and_nothing_is_lost(native_c: Mod
     machine = type("Pair", (Pair,), {"compiled": native_c.engine})
     options = settings(max_examples=150, stateful_step_count=60, deadline=None, derandomize=True)
     run_state_machine_as_test(machine, settings=options)
+
+
+def test_what_is_forgotten_is_handed_out_in_the_order_of_its_blocks(native_c: ModuleType) -> None:
+    for engine in (native_c.engine, twin):
+        blocks, slots = engine.BlockManager(40), engine.BlockManager(3)
+        index = engine.PrefixIndex(blocks, slots)
+        blocks.lock()
+        places = blocks.allocate_nolock(39)
+        blocks.unlock()
+        for place in reversed(places):
+            assert index.insert(hashlib.sha256(bytes([place])).digest(), place)
+        blocks.unpin_blocks(places)
+        index.clear()
+        blocks.lock()
+        assert blocks.allocate_nolock(39) == sorted(places), engine
+        blocks.unlock()
