@@ -37,7 +37,9 @@ def kept_cache() -> Iterator[Path]:
         (location() / shared).mkdir(exist_ok=True)
         if not (root / shared).is_symlink():
             (root / shared).symlink_to(location() / shared)
-    with (root / "in-use").open("w") as lock:
+    locks = location() / "locks"
+    locks.mkdir(exist_ok=True)
+    with (locks / "test-host").open("w") as lock:  # beside it: a cache holds nothing but what is the build system's
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield root
 
