@@ -69,7 +69,7 @@ def _serve(listening: socket.socket, argv: list[str]) -> None:
     environment = {name: value for name, value in os.environ.items() if name not in _LOADER}
     while True:
         connection, _ = listening.accept()
-        # In a session of its own: Ctrl-C is for us, who have to take along what runs in the engine.
+        # Ctrl-C must reach us alone, who have to take along what runs in the engine: hence setsid.
         with connection:
             process = subprocess.Popen(
                 argv, stdin=connection.fileno(), stdout=connection.fileno(), stderr=subprocess.DEVNULL, env=environment,

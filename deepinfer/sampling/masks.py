@@ -1,4 +1,4 @@
-"""Which tokens a row may draw: a grammar's bitmask, without the tokens that are banned for now."""
+"""Which tokens a row may draw: a grammar's bitmask, without what would end it before min_tokens."""
 
 from __future__ import annotations
 

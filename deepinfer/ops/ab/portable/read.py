@@ -136,6 +136,7 @@ def _told(path: Path) -> Iterator[None]:
         raise DumpError(f"{path} is no dump that can be used: it lacks {problem}") from problem
     except RecursionError as problem:
         raise DumpError(f"{path} is no dump that can be used: its header is nested too deeply") from problem
-    # zipfile raises NotImplementedError for a compression, and RuntimeError for an encryption, that a dump never has.
+    # NotImplementedError and RuntimeError are zipfile's, for an archive with another compression than a dump's, and for
+    # an encrypted one.
     except (zipfile.BadZipFile, EOFError, ValueError, NotImplementedError, RuntimeError, zlib.error) as problem:
         raise DumpError(f"{path} is no dump that can be used: {problem}") from problem
