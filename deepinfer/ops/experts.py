@@ -81,8 +81,9 @@ def combine(shared: torch.Tensor, routed: torch.Tensor, order: torch.Tensor, top
 
     Args:
         shared: bfloat16 [n, d], contiguous.
-        routed: bfloat16 [n * topk, d], contiguous: position i is that of the choice order[i].
-        order: int32 [n * topk], contiguous, as `expert_order` gives it; choices that it lacks add nothing.
+        routed: bfloat16 [p, d], contiguous, p at least n * topk: position i is that of the choice order[i].
+        order: int32 [p], contiguous, as `expert_order` or `per128.expert_rows` gives it; -1 is no choice, and choices
+            that it lacks add nothing.
         topk: choices a row, 1 to 64.
 
     Raises:
@@ -92,8 +93,9 @@ def combine(shared: torch.Tensor, routed: torch.Tensor, order: torch.Tensor, top
     check.whole_number("topk", topk, at_least=1, at_most=64)
     check.tensor("shared", shared, torch.bfloat16, ("n", "d"), rows="contiguous")
     n, d = check.size("n"), check.size("d")
-    check.tensor("routed", routed, torch.bfloat16, (n * topk, d), rows="contiguous")
-    check.tensor("order", order, torch.int32, (n * topk,), rows="contiguous")
+    check.tensor("routed", routed, torch.bfloat16, ("p", d), rows="contiguous")
+    check.require(len(routed) >= n * topk, "routed", f"must have {n * topk} rows at least, not {len(routed)}")
+    check.tensor("order", order, torch.int32, ("p",), rows="contiguous")
     out = torch.empty_like(shared)
     if out.numel():
         factory("combine")(topk)(shared, routed, order, out)

@@ -53,6 +53,7 @@ MODEL_FAMILIES: dict[str, tuple[str, ...]] = {
     "hyper": ("hyper_step", "hyper_post", "hyper_leave"),
     "indexer": ("index_logits", "paged_index_logits", "candidate_index_logits", "paged_candidate_index_logits"),
     "linear": ("fp8_linear", "fp8_grouped_linear", "bf16_linear"),
+    "per128": ("quantize_per128", "swiglu_per128", "rotate_heads_per128", "regroup_per128", "expert_rows"),
     "rotary": ("rotate", "rotate_heads_quantize"),
     "selection": ("select_topk", "block_maxima"),
     "sparse_mla": ("sparse_attention_prefill", "sparse_attention_decode"),

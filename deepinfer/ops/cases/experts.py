@@ -11,7 +11,7 @@ from deepinfer.ops.cases import quantized
 from deepinfer.ops.cases.noise import noise
 
 
-def _ids(generator: torch.Generator, n: int, topk: int, experts: int, kind: str) -> torch.Tensor:
+def choices_of(generator: torch.Generator, n: int, topk: int, experts: int, kind: str) -> torch.Tensor:
     """Choices of n rows. kind: "random", "one" (all the same expert), "none", "outside" (some are no choices)."""
     ids = torch.randint(0, experts, (n, topk), generator=generator, dtype=torch.int32)
     if kind == "one":
@@ -23,7 +23,7 @@ def _ids(generator: torch.Generator, n: int, topk: int, experts: int, kind: str)
     return ids
 
 
-def _sorted(ids: torch.Tensor, experts: int) -> tuple[torch.Tensor, torch.Tensor]:
+def sorted_choices(ids: torch.Tensor, experts: int) -> tuple[torch.Tensor, torch.Tensor]:
     flat = ids.flatten().tolist()
     chosen = [one for one in range(len(flat)) if 0 <= flat[one] < experts]
     order = sorted(chosen, key=lambda one: flat[one])
@@ -37,7 +37,7 @@ def _sorted(ids: torch.Tensor, experts: int) -> tuple[torch.Tensor, torch.Tensor
 
 def _order(generator: torch.Generator, *, n: int, topk: int, experts: int, kind: str = "random") -> Call:
     arguments = [
-        Argument("ids", _ids(generator, n, topk, experts, kind)),
+        Argument("ids", choices_of(generator, n, topk, experts, kind)),
         Argument("order", torch.full((n * topk,), 77, dtype=torch.int32), output=True),
         Argument("offsets", torch.full((experts + 1,), 77, dtype=torch.int32), output=True),
     ]
@@ -49,7 +49,7 @@ def _linear(
     second: bool = False, shared_weight: bool = False,
 ) -> Call:  # fmt: skip
     """second: as the experts' second product, whose rows are the positions themselves. shared_weight: one for all."""
-    order, offsets = _sorted(_ids(generator, n, topk, experts, kind), experts)
+    order, offsets = sorted_choices(choices_of(generator, n, topk, experts, kind), experts)
     rows = torch.arange(n * topk, dtype=torch.int32) if second else torch.where(order < 0, -1, order // topk)
     values, scales = quantized.rows(generator, n * topk if second else n, k)
     if kind == "outside":
@@ -67,9 +67,15 @@ def _linear(
     return Call(arguments, (experts, o, k))
 
 
-def _combine(generator: torch.Generator, *, n: int, topk: int, d: int, kind: str = "random") -> Call:
-    order, _ = _sorted(_ids(generator, n, topk, 8, kind), 8)
-    routed = noise(generator, (n * topk, d), torch.bfloat16)
+def _combine(
+    generator: torch.Generator, *, n: int, topk: int, d: int, kind: str = "random", padding: int = 0
+) -> Call:  # fmt: skip
+    """padding: positions of no choice, among the others."""
+    order, _ = sorted_choices(choices_of(generator, n, topk, 8, kind), 8)
+    if padding:
+        places = torch.randperm(n * topk + padding, generator=generator)
+        order = torch.cat((order, order.new_full((padding,), -1)))[places]
+    routed = noise(generator, (len(order), d), torch.bfloat16)
     routed[order < 0] = torch.nan
     shared = noise(generator, (n, d), torch.bfloat16)
     if n:
@@ -132,5 +138,6 @@ def _combine_cases() -> list[Case]:
     ):  # fmt: skip
         make = partial(_combine, n=n, topk=topk, d=d, kind=kind)
         found.append(Case("combine", f"combine-{name}", make, engine=d == 5120))
+    found.append(Case("combine", "combine-padded", partial(_combine, n=7, topk=3, d=96, kind="outside", padding=50)))
     found.append(Case("combine", "combine-4096-rows", partial(_combine, n=4096, topk=6, d=5120), large=True))
     return found

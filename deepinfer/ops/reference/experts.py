@@ -58,12 +58,13 @@ def combine(topk: int) -> Kernel:
     """out = shared + routed of rank 0 + ... in float32."""
 
     def run(shared: torch.Tensor, routed: torch.Tensor, order: torch.Tensor, out: torch.Tensor) -> None:
-        inside = (order >= 0) & (order < len(order))
-        place = torch.full_like(order, -1)
+        total = len(shared) * topk
+        inside = (order >= 0) & (order < total)
+        place = torch.full_like(order[:total], -1)
         place[order[inside].long()] = inside.nonzero().flatten().int()
-        total = shared.float()
+        sums = shared.float()
         for at in place.view(-1, topk).T:
-            total = torch.where((at >= 0)[:, None], total + routed[at.clamp(min=0).long()].float(), total)
-        out.copy_(total)
+            sums = torch.where((at >= 0)[:, None], sums + routed[at.clamp(min=0).long()].float(), sums)
+        out.copy_(sums)
 
     return run

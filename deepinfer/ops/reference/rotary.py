@@ -18,10 +18,10 @@ def rotate(inverse: bool) -> Kernel:
 
     def run(x: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor, out: torch.Tensor) -> None:
         # What is not rotated keeps its bits, a NaN's too.
-        turned = _turned(x[..., -_ROTATED:], positions, cos_sin, inverse)
+        tail = turned(x[..., -_ROTATED:], positions, cos_sin, inverse)
         if out.data_ptr() != x.data_ptr():
             out.copy_(x)
-        out[..., -_ROTATED:] = turned
+        out[..., -_ROTATED:] = tail
 
     return run
 
@@ -33,7 +33,7 @@ def rotate_heads_quantize() -> Kernel:
     def run(
         o: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor, values: torch.Tensor, scales: torch.Tensor
     ) -> None:
-        tail = _turned(o[..., -_ROTATED:], positions, cos_sin, True)
+        tail = turned(o[..., -_ROTATED:], positions, cos_sin, True)
         quantized, stored = quantize(torch.cat((o[..., :-_ROTATED], tail), -1), "e4m3", 32, True, "ue8m0")
         values.copy_(quantized.view(values.shape))
         scales.copy_(stored.view(scales.shape))
@@ -41,7 +41,7 @@ def rotate_heads_quantize() -> Kernel:
     return run
 
 
-def _turned(tail: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor, inverse: bool) -> torch.Tensor:
+def turned(tail: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor, inverse: bool) -> torch.Tensor:
     """Pairs (2j, 2j + 1) of tail [n, h, 64] rotated, in tail's type; rows of positions without a table row stay."""
     inside = (positions >= 0) & (positions < cos_sin.shape[0])
     cos, sin = cos_sin[torch.where(inside, positions, 0).long()][:, None].chunk(2, -1)
