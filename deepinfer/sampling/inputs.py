@@ -83,11 +83,16 @@ class SamplerInputs:
 
 
 def values_of(params: SamplingParams, *, completion: int = 0, eos_id: int = -1) -> SamplingValues:
-    """A request's parameters as the kernels take them, of its completion of that number."""
+    """A request's parameters as the kernels take them, of its completion of that number.
+
+    They are those that `Sampler` takes: greedy keeps one token (`SamplingParams.limits`). SamplingValues by itself
+    follows kernel_spec B.1, which turns top_k off there.
+    """
+    temperature, top_p, top_k = params.limits
     values: SamplingValues = native.engine.SamplingValues(
-        temperature=params.temperature,
-        top_p=params.top_p,
-        top_k=params.top_k,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
         seq_seed=params.seed_in_effect + completion,
         top_logprobs=params.logprobs or 0,
         prompt_logprobs=params.prompt_logprobs is not None,

@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 GREEDY_TEMPERATURE = 1e-5
-"""Below it sampling is greedy: the temperature is taken for this one, and filters are off (kernel_spec B.1)."""
+"""Below it sampling is greedy: the temperature is taken for this one, and top_p is off (kernel_spec B.1)."""
+HIGHEST_TEMPERATURE = 1e30
+"""Larger ones count as it: their inverse would leave the f32 numbers, and every kept token is equally likely anyway."""
 MAX_LOGPROBS = 1000
 MAX_COMPLETIONS = 128
 _INT64 = 2**63
@@ -91,6 +93,17 @@ class SamplingParams:
     def greedy(self) -> bool:
         """Whether the likeliest token is taken."""
         return self.temperature < GREEDY_TEMPERATURE
+
+    @property
+    def limits(self) -> tuple[float, float, int]:
+        """temperature, top_p and top_k as the kernels take them.
+
+        Greedy keeps one token, where kernel_spec B.1 turns top_k off and relies on the lowest temperature: that alone
+        leaves a draw by the seed among tokens whose logits are as good as equal.
+        """
+        if self.greedy:
+            return GREEDY_TEMPERATURE, 1.0, 1
+        return min(float(self.temperature), HIGHEST_TEMPERATURE), float(self.top_p), self.top_k
 
     def _numbers(self) -> None:
         for name in ("temperature", "top_p"):

@@ -17,11 +17,9 @@ from deepinfer.model.transfer import to_device
 from deepinfer.ops.fused_sample import LogitsTransformInputs, SamplingKernelInputs, fused_sample
 from deepinfer.sampling.logprobs import Ranking, log_softmax
 from deepinfer.sampling.masks import allowed_tokens, masked_copy
-from deepinfer.sampling.params import GREEDY_TEMPERATURE, SamplingParams
+from deepinfer.sampling.params import SamplingParams
 from deepinfer.sampling.rows import aligned
 
-HIGHEST_TEMPERATURE = 1e30
-"""Larger ones count as it: their inverse would leave the f32 numbers, and every kept token is equally likely anyway."""
 PROMPT_ROWS = 256
 """Rows of a prompt whose log-probabilities are worked out at a time: bounds the memory that this takes."""
 
@@ -166,12 +164,12 @@ class Sampler:
 
     def _limits(self, rows: Sequence[SampleRow]) -> SamplingKernelInputs:
         """The rows' parameters on the device."""
-        params = [one.params for one in rows]
+        temperatures, top_ps, top_ks = zip(*(one.params.limits for one in rows), strict=True)
         moved = to_device(
             {
-                "temperatures": np.array([_temperature(one) for one in params], np.float32),
-                "top_ps": np.array([1.0 if one.greedy else one.top_p for one in params], np.float32),
-                "top_ks": np.array([_top_k(one, self.vocab_size) for one in params], np.int32),
+                "temperatures": np.array(temperatures, np.float32),
+                "top_ps": np.array(top_ps, np.float32),
+                "top_ks": np.array(top_ks, np.int32),
                 "seeds": np.array([one.seed % 2**64 for one in rows], np.uint64),
                 "positions": np.array([one.position for one in rows], np.int32),
             },
@@ -202,14 +200,3 @@ class Sampler:
 
 def _told(params: SamplingParams) -> bool:
     return params.logprobs is not None
-
-
-def _temperature(params: SamplingParams) -> float:
-    return GREEDY_TEMPERATURE if params.greedy else min(float(params.temperature), HIGHEST_TEMPERATURE)
-
-
-def _top_k(params: SamplingParams, vocab_size: int) -> int:
-    """Greedy rows keep one token: at the lowest temperature alone, near-ties would be drawn by the seed."""
-    if params.greedy:
-        return 1
-    return params.top_k if params.top_k < vocab_size else -1

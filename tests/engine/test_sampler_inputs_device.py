@@ -12,13 +12,41 @@ from deepinfer.ops.fused_sample import fused_sample
 from deepinfer.ops.sampler import expand_sampling_params, prepare_verification_metadata
 from deepinfer.sampling.inputs import prepare_sampler_inputs, values_of
 from deepinfer.sampling.params import SamplingParams
+from deepinfer.sampling.sampler import Sampler, SampleRow
 
 
 def test_a_request_parameters() -> None:
     params = SamplingParams(temperature=0.7, top_p=0.9, top_k=5, seed=-3, logprobs=2, prompt_logprobs=0, min_tokens=1)
     values = values_of(params, completion=2, eos_id=1)
     assert (values.temperature, values.top_p, values.top_k, values.seq_seed) == (0.7, 0.9, 5, 2**64 - 1)
-    assert values_of(SamplingParams(temperature=0.0, top_p=0.5)).top_p == 1.0
+
+
+@pytest.mark.parametrize("temperature", [0.0, 9e-6, 1e-5, 0.7, 1e38])
+def test_a_row_is_limited_the_same_by_either_way(temperature: float) -> None:
+    """What the compiled part's containers hold is what the sampler takes: greedy keeps the likeliest token alone."""
+    params = SamplingParams(temperature=temperature, top_p=0.5, top_k=4, seed=2**63 - 1)
+    values = values_of(params, completion=3)
+    sampler = Sampler(64, "cpu")._limits([SampleRow(params, params.seed_in_effect + 3, 1)])
+    own = [torch.tensor([one]) for one in (values.temperature, values.top_p)]
+    assert own[0].equal(sampler.logits.temperatures) and own[1].equal(sampler.logits.top_ps)
+    assert [values.top_k] == sampler.logits.top_ks.tolist() == [1 if temperature < 1e-5 else 4]
+    assert [values.seq_seed] == sampler.seq_seeds.tolist()
+
+
+def test_greedy_rows_take_the_first_of_equal_tokens_whatever_the_seed() -> None:
+    """By the containers too: at the lowest temperature alone a draw would choose among them."""
+
+    def one(seed: int) -> Any:
+        values = values_of(SamplingParams(temperature=0.0, seed=seed))
+        return native.engine.SequenceMetadata(
+            native.engine.SequenceData([5]), values, is_prompt=True, seqlen_q=1, seqlen_k=1
+        )
+
+    logits = torch.zeros(16, 64)
+    logits[:, 40:60] = 30.0
+    inputs = prepare_sampler_inputs([one(seed) for seed in range(16)], 0, device="cpu")
+    tokens = fused_sample(logits, inputs.driver.kernel)[1]
+    assert tokens is not None and set(tokens.tolist()) == {40}
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
