@@ -33,7 +33,7 @@ class Engine:
     """Answers requests with one model on one device, many at a time. Use it from one thread.
 
     `add` takes a request, `step` computes the next token of those that run, `cancel` ends one early. What else is in
-    a batch changes no bit of a request's answer, nor do prefixes that were found or a preemption, with truncation off.
+    a batch changes no bit of a request's answer, nor do prefixes that were found or a preemption.
     """
 
     def __init__(self, loaded: LoadedModel, options: EngineOptions | None = None) -> None:

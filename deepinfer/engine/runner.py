@@ -14,6 +14,7 @@ from deepinfer.engine.outputs import TokenLogprobs
 from deepinfer.engine.sequence import Sequence
 from deepinfer.engine.step import Chunk, Step
 from deepinfer.model.batch import RowSpec
+from deepinfer.model.block_tables import BlockTables
 from deepinfer.model.model import Model
 from deepinfer.sampling.sampler import Sampled, Sampler, SampleRow
 
@@ -43,6 +44,7 @@ class Runner:
     def __init__(self, model: Model, caches: Caches) -> None:
         self._model = model
         self._caches = caches
+        self._tables = BlockTables()
         self._sampler = Sampler(model.config.vocab_size, model.device)
 
     def copy(self, pairs: Iterable[tuple[int, int]]) -> None:
@@ -94,7 +96,7 @@ class Runner:
         if not chunks:
             return []
         specs = [_rows(chunk) for chunk in chunks]
-        return [self._model.forward(self._model.batch(specs, decode=True), self._caches)]
+        return [self._model.forward(self._model.batch(specs, decode=True, tables=self._tables), self._caches)]
 
     def _prompt(self, sequence: Sequence, logits: torch.Tensor) -> tuple[TokenLogprobs | None, ...]:
         params = sequence.params
@@ -120,7 +122,7 @@ def _rows(chunk: Chunk) -> RowSpec:
         chunk.count,
         sequence.slot,
         sequence.blocks,
-        max(sequence.prefilled, chunk.end),
+        sequence.prompt_length,
         wanted,
     )
 

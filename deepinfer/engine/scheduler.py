@@ -201,8 +201,11 @@ class Scheduler:
         return self._last_border(sequence)
 
     def _last_border(self, sequence: Sequence) -> int:
-        """Up to where a prompt like this one could be reused."""
-        return reusable_tokens(len(sequence.tokens), self.limits.truncation, self.limits.keep_tokens)
+        """Up to where a prompt like this one could be reused. Truncation counts from the prompt's end, whatever was
+        generated since.
+        """
+        known = len(sequence.tokens) if self.limits.truncation == "off" else sequence.prompt_length
+        return reusable_tokens(known, self.limits.truncation, self.limits.keep_tokens)
 
     def _parting(self, sequence: Sequence) -> int:
         """How many tokens an earlier prompt began with too, as far as remembered; remembers this one's."""

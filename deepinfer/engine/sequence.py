@@ -53,9 +53,10 @@ class Sequence:
     end it. leader: the sequence of the same prompt whose prompt is computed first, so that this one finds it cached.
     text, matcher: follow its text, and what its grammar allows.
 
-    Of the scheduler: slot and blocks that it holds; cached, tokens whose keys are in them; prefilled, tokens that were
-    known when it was admitted; hashes of its whole blocks, and how many of them are registered with the prefix cache;
-    reused, tokens that were found there at first (None before); parting, tokens that an earlier prompt began with too.
+    Of the scheduler: slot and blocks that it holds, the blocks in one list that is only added to while it does; cached,
+    tokens whose keys are in them; prefilled, tokens that were known when it was admitted; hashes of its whole blocks,
+    and how many of them are registered with the prefix cache; reused, tokens that were found there at first (None
+    before); parting, tokens that an earlier prompt began with too.
     """
 
     request: Request

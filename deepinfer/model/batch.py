@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -13,12 +13,9 @@ from numpy.typing import NDArray
 from deepinfer import native
 from deepinfer.config import Engram
 from deepinfer.config.constraints import BLOCK_TOKENS
+from deepinfer.model.block_tables import PADDING_SLOT, BlockTables, tables_of
 from deepinfer.model.transfer import to_device
 
-NO_BLOCK = -1
-"""Stands in a block table where a sequence has no block: nothing is read or written there."""
-PADDING_SLOT = 0
-"""The state slot of sequences that only fill a fixed shape; their blocks are block 0."""
 _UNKNOWN = -1
 
 
@@ -34,8 +31,9 @@ class RowSpec:
     start, count: the rows are the tokens at the positions start to start + count - 1.
     slot: its state slot; 0: the rows only fill a fixed shape, and their logits mean nothing.
     blocks: its blocks, one for every 128 positions up to the last row's at least.
-    total: of a prefill, tokens that were known when it began, all chunks counted (for truncation, model_spec 3.8);
-        None: those up to the last row.
+    total: of a prefill, the tokens of the prompt, all chunks counted, from whose end truncation counts (model_spec
+        3.8); None: those up to the last row. Rows behind the prompt, which are prefilled where they would be decoded
+        anew, see what they saw as decoded ones.
     wanted: the rows whose logits are wanted.
     """
 
@@ -58,6 +56,8 @@ class RowSpec:
             raise ValueError(
                 f"{len(self.blocks)} blocks do not hold {end} tokens: {-(-end // BLOCK_TOKENS)} are needed"
             )
+        if self.total is not None and self.total < 1:
+            raise ValueError(f"total must be the tokens of a prompt, at least one, not {self.total}")
         if self.wanted not in ("last", "all", "none"):
             raise ValueError(f"wanted must be last, all or none, not {self.wanted!r}")
 
@@ -79,19 +79,24 @@ class Vocabulary:
         table = lookup.cpu().numpy().astype(np.int32)
         return cls(table, engram.max_ngram, int(table[engram.pad_token]))
 
-    def ngrams(self, row: RowSpec) -> NDArray[np.int32]:
-        """Of each row the compressed ids of its token and of those before, newest first: [count, length].
+    def ngrams(
+        self, tokens: NDArray[np.int32], places: NDArray[np.int32], positions: NDArray[np.int32]
+    ) -> NDArray[np.int32]:
+        """Of rows the compressed ids of their tokens and of those before, newest first: int32 [n, length].
 
-        `pad` stands before the start, and from the first token on that the vocabulary does not have.
+        `pad` stands before a sequence's start, and from the first token on that the vocabulary does not have.
+
+        Args:
+            tokens: int32 [m], ids; before each row's own those that it needs, as far as its sequence has them.
+            places: int32 [n], where the rows' own tokens are among these.
+            positions: int32 [n], how many tokens stand before each in its sequence.
         """
-        first = max(row.start - self.length + 1, 0)
-        ids = np.array(row.token_ids[first : row.start + row.count], dtype=np.int32)
-        known = native.engine.encode_compressed(ids, self.table, _UNKNOWN)
-        before = self.length - 1 - (row.start - first)
-        padded = np.concatenate((np.full(before, self.pad, np.int32), known))
-        grams = np.lib.stride_tricks.sliding_window_view(padded, self.length)[:, ::-1]
-        grams = np.where(np.cumsum(grams == _UNKNOWN, axis=1) > 0, self.pad, grams)
-        return grams.astype(np.int32)
+        known = native.engine.encode_compressed(tokens, self.table, _UNKNOWN)
+        back = np.arange(self.length, dtype=np.int32)
+        there = back <= positions[:, None]
+        grams = known[np.where(there, places[:, None] - back, 0)]
+        there &= grams != _UNKNOWN
+        return np.where(np.logical_and.accumulate(there, axis=1), grams, np.int32(self.pad))
 
 
 @dataclass(frozen=True)
@@ -142,49 +147,19 @@ class Batch:
         vocabulary: Vocabulary | None,
         device: torch.device | str = "cpu",
         memories: Mapping[int, Fetch] | None = None,
+        tables: BlockTables | None = None,
     ) -> Batch:
         """From data of the host, by one copy to the device.
 
-        vocabulary: `Model.vocabulary`; None for a model without engram. memories: by layer, tables on the host.
+        vocabulary: `Model.vocabulary`; None for a model without engram. memories: by layer, n-gram tables on the host.
+        tables: block tables kept from earlier batches, where the rows' blocks are as these want them.
 
         Raises:
-            ValueError: there are no rows, two sequences share a state slot, or a total is less than its rows' end.
+            ValueError: there are no rows, or two sequences share a state slot.
         """
-        if not rows:
-            raise ValueError("a batch needs at least one sequence")
-        slots = [row.slot for row in rows if row.slot != PADDING_SLOT]
-        if len(set(slots)) < len(slots):
-            raise ValueError(f"sequences of a batch must differ in their state slots: {slots}")
+        _check(rows)
         totals = tuple(row.start + row.count if row.total is None or decode else row.total for row in rows)
-        for row, total in zip(rows, totals, strict=True):
-            if total < row.start + row.count:
-                raise ValueError(f"total must count the rows too: {total} is less than {row.start + row.count}")
-        counts = np.array([row.count for row in rows], dtype=np.int32)
-        starts = np.array([row.start for row in rows], dtype=np.int32)
-        ends = np.cumsum(counts, dtype=np.int32)
-        columns = max(-(-(row.start + row.count) // BLOCK_TOKENS) for row in rows)
-        tables = np.full((len(rows), columns), NO_BLOCK, dtype=np.int32)
-        for index, row in enumerate(rows):
-            own = row.blocks[:columns]
-            tables[index, : len(own)] = own
-        wanted = _wanted(rows, ends)
-        arrays = {
-            "token_ids": np.concatenate([_ints(row.token_ids[row.start : row.start + row.count]) for row in rows]),
-            "positions": np.concatenate([np.arange(row.start, row.start + row.count, dtype=np.int32) for row in rows]),
-            "sequences": np.repeat(np.arange(len(rows), dtype=np.int32), counts),
-            "ngrams": (
-                np.concatenate([vocabulary.ngrams(row) for row in rows])
-                if vocabulary is not None
-                else np.empty((int(ends[-1]), 0), dtype=np.int32)
-            ),
-            "slots": _ints([row.slot for row in rows]),
-            "block_tables": tables,
-            "query_lens": counts,
-            "key_lens": starts + counts,
-            "row_ends": ends,
-            "padding": np.array([row.slot == PADDING_SLOT for row in rows]),
-            "wanted": np.array(wanted, dtype=np.int64),
-        }
+        arrays = _arrays(rows, vocabulary, tables)
         memories = memories or {}
         for layer, fetch in memories.items():
             values, scales = fetch(torch.from_numpy(arrays["ngrams"]))
@@ -202,13 +177,58 @@ class Batch:
             totals=totals,
             blocks=() if decode else tuple(tuple(row.blocks) for row in rows),
             state_slots=tuple(row.slot for row in rows),
-            wanted_rows=tuple(wanted),
+            wanted_rows=tuple(arrays["wanted"].tolist()),
             decode=decode,
         )
 
 
+def _check(rows: Sequence[RowSpec]) -> None:
+    if not rows:
+        raise ValueError("a batch needs at least one sequence")
+    held = [row.slot for row in rows if row.slot != PADDING_SLOT]
+    if len(set(held)) < len(held):
+        raise ValueError(f"sequences of a batch must differ in their state slots: {held}")
+
+
+def _arrays(
+    rows: Sequence[RowSpec], vocabulary: Vocabulary | None, tables: BlockTables | None
+) -> dict[str, NDArray[Any]]:
+    """The fields of a batch that are tensors. No step here is taken row by row but for lists that Python has."""
+    counts, starts = _ints([row.count for row in rows]), _ints([row.start for row in rows])
+    ends = np.cumsum(counts, dtype=np.int32)
+    positions = np.arange(ends[-1], dtype=np.int32) + np.repeat(starts + counts - ends, counts)
+    tokens, places = _tokens(rows, starts, counts, 0 if vocabulary is None else vocabulary.length - 1)
+    no_grams = np.empty((len(positions), 0), dtype=np.int32)
+    columns = -(-int((starts + counts).max()) // BLOCK_TOKENS)
+    slots = _ints([row.slot for row in rows])
+    return {
+        "token_ids": tokens[places],
+        "positions": positions,
+        "sequences": np.repeat(np.arange(len(rows), dtype=np.int32), counts),
+        "ngrams": no_grams if vocabulary is None else vocabulary.ngrams(tokens, places, positions),
+        "slots": slots,
+        "block_tables": tables_of(rows, columns) if tables is None else tables.of(rows, columns),
+        "query_lens": counts,
+        "key_lens": starts + counts,
+        "row_ends": ends,
+        "padding": slots == PADDING_SLOT,
+        "wanted": np.array(_wanted(rows, ends), dtype=np.int64),
+    }
+
+
 def _ints(values: Sequence[int]) -> NDArray[np.int32]:
     return np.array(values, dtype=np.int32)
+
+
+def _tokens(
+    rows: Sequence[RowSpec], starts: NDArray[np.int32], counts: NDArray[np.int32], before: int
+) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """The rows' tokens, with up to `before` that stand before each sequence's first, and the rows' places there."""
+    found: list[int] = []
+    for row in rows:
+        found += row.token_ids[max(row.start - before, 0) : row.start + row.count]
+    leading = np.cumsum(np.minimum(starts, before), dtype=np.int32)
+    return _ints(found), np.arange(counts.sum(), dtype=np.int32) + np.repeat(leading, counts)
 
 
 def _wanted(rows: Sequence[RowSpec], ends: NDArray[np.int32]) -> list[int]:

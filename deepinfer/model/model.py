@@ -16,6 +16,7 @@ from deepinfer.errors import ConfigError
 from deepinfer.model import rotary
 from deepinfer.model.attention import Attention
 from deepinfer.model.batch import Batch, RowSpec, Vocabulary
+from deepinfer.model.block_tables import BlockTables
 from deepinfer.model.decode import Decode
 from deepinfer.model.engram import Engram
 from deepinfer.model.hyper import Streams, rows_of_step
@@ -114,10 +115,17 @@ class Model:
             if own.engram is not None:
                 self.engram[layer] = Engram(own.engram, hashed[layer], config.rms_eps)
 
-    def batch(self, rows: Sequence[RowSpec], *, decode: bool) -> Batch:
+    def batch(self, rows: Sequence[RowSpec], *, decode: bool, tables: BlockTables | None = None) -> Batch:
         """A batch for `forward`, on the model's device; see `Batch.of`."""
         memories = {layer: one.fetch_on_host for layer, one in self.engram.items() if one.on_host}
-        return Batch.of(rows, decode=decode, vocabulary=self.vocabulary, device=self.device, memories=memories)
+        return Batch.of(
+            rows,
+            decode=decode,
+            vocabulary=self.vocabulary,
+            device=self.device,
+            memories=memories,
+            tables=tables,
+        )
 
     @torch.no_grad()
     def forward(

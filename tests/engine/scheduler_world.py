@@ -11,11 +11,14 @@ import itertools
 from dataclasses import dataclass, field
 
 from deepinfer import native
+from deepinfer.cache.layout import blocks_of
 from deepinfer.config.constraints import BLOCK_TOKENS
 from deepinfer.engine.outputs import Completion
 from deepinfer.engine.scheduler import Scheduler
 from deepinfer.engine.sequence import Request, Sequence
-from deepinfer.engine.step import Limits, Step
+from deepinfer.engine.step import Chunk, Limits, Step
+from deepinfer.model.batch import RowSpec
+from deepinfer.model.block_tables import BlockTables, tables_of
 
 _arrivals = itertools.count()
 
@@ -33,10 +36,13 @@ def history(tokens: list[int]) -> int:
 
 @dataclass
 class Device:
-    """rows: (block, row) -> history. states: slot -> history. restored, saved, computed: how much was done."""
+    """rows: (block, row) -> history. states: slot -> history. restored, saved, computed: how much was done.
+    tables: what is kept of block tables from one decode step to the next.
+    """
 
     rows: dict[tuple[int, int], int] = field(default_factory=dict)
     states: dict[int, int] = field(default_factory=dict)
+    tables: BlockTables = field(default_factory=BlockTables)
     restored: int = 0
     saved: int = 0
     computed: int = 0
@@ -53,6 +59,7 @@ class Device:
         sequences = [chunk.sequence for chunk in step.chunks]
         slots = [sequence.slot for sequence in sequences]
         assert len(set(slots)) == len(slots) and 0 not in slots, f"two sequences in one slot: {slots}"
+        self.look_up(step.decode)
         for chunk in step.chunks:
             sequence = chunk.sequence
             assert chunk.count > 0 and chunk.start == sequence.cached and chunk.end <= len(sequence.tokens)
@@ -68,6 +75,16 @@ class Device:
                     self.rows[place] = past
             self.states[sequence.slot] = past
             self.computed += chunk.count
+
+    def look_up(self, chunks: tuple[Chunk, ...]) -> None:
+        """Block tables of a decode step; AssertionError where the kept ones are not what the sequences hold."""
+        if not chunks:
+            return
+        rows = [
+            RowSpec(one.sequence.tokens, one.start, one.count, one.sequence.slot, one.sequence.blocks) for one in chunks
+        ]
+        columns = max(blocks_of(one.end) for one in chunks)
+        assert self.tables.of(rows, columns).tolist() == tables_of(rows, columns).tolist()
 
 
 @dataclass

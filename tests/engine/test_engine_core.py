@@ -85,10 +85,13 @@ def test_an_answer_that_goes_on_is_found_and_changes_no_bit() -> None:
     assert answers(told) == answers(ask(longer, greedy(2, logprobs=1), chunk_tokens=1024))
 
 
-def test_preemption_changes_no_bit() -> None:
-    requests = [Request(prompt(120, seed), greedy(12)) for seed in range(2)]
-    alone = [answers(ask(list(one.prompt), one.params)) for one in requests]
-    small = engine(blocks=4)
+@pytest.mark.parametrize(("truncation", "length"), [("off", 120), ("mask", 250), ("compact", 250)])
+def test_preemption_changes_no_bit(truncation: str, length: int) -> None:
+    """Truncation counts from the prompt's end, also where what was generated is prefilled anew."""
+    model, tokens = loaded(truncation=truncation), 128 - length % 128 + 10
+    requests = [Request(prompt(length, seed), greedy(tokens, logprobs=1)) for seed in range(2)]
+    alone = [answers(ask(list(one.prompt), one.params, engine(model))) for one in requests]
+    small = engine(model, blocks=2 * (length // 128 + 1) + 2)
     preempted = 0
 
     def count() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -10,6 +13,7 @@ from hypothesis import strategies as st
 from deepinfer.config import parse_config
 from deepinfer.loading.tiny import tiny_config
 from deepinfer.model.batch import Batch, RowSpec, Vocabulary
+from deepinfer.model.block_tables import BlockTables, tables_of
 from deepinfer.model.prefill_plan import Plan, Rows, plan
 from deepinfer.model.transfer import to_device
 from deepinfer.ops.swa_index import expand_swa_index
@@ -55,27 +59,84 @@ def test_rows_that_cannot_be_are_refused() -> None:
         of([])
     with pytest.raises(ValueError, match="differ in their state slots"):
         of([RowSpec([1], 0, 1, 3, [1]), RowSpec([1], 0, 1, 3, [2])])
-    with pytest.raises(ValueError, match="3 is less than 4"):
-        of([RowSpec([1] * 4, 0, 4, 1, [1], total=3)])
+    with pytest.raises(ValueError, match="at least one, not 0"):
+        RowSpec([1] * 4, 0, 4, 1, [1], total=0)
     padded = of([RowSpec([1], 0, 1, slot, [0]) for slot in (0, 5, 0)], decode=True)
     assert padded.padding.tolist() == [True, False, True]
     assert of([RowSpec([1] * 4, 3, 1, 1, [1], total=3)], decode=True).totals == (4,)
 
 
+TABLE = [3, 1, 0, 2, 2, 4, 5, 6, 1]
+spans = st.lists(
+    st.tuples(st.lists(st.integers(-1, 12), min_size=1, max_size=9), st.integers(0, 8), st.integers(1, 9)),
+    min_size=1,
+    max_size=5,
+)
+
+
+def one_by_one(row: RowSpec, length: int) -> list[list[int]]:
+    """The n-grams of a sequence's rows, token by token as the contract says."""
+    found = []
+    for position in range(row.start, row.start + row.count):
+        gram: list[int] = []
+        for before in range(length):
+            token = row.token_ids[position - before] if before <= position else -1
+            known = 0 <= token < len(TABLE) and len(gram) == before
+            if known:
+                gram.append(TABLE[token])
+        found.append(gram + [TABLE[2]] * (length - len(gram)))
+    return found
+
+
+@settings(derandomize=True, max_examples=150, deadline=None)
+@given(spans=spans, length=st.integers(1, 5))
+def test_ngrams_of_all_rows_are_those_of_each_token(spans: list[tuple[list[int], int, int]], length: int) -> None:
+    rows = []
+    for slot, (ids, cut, most) in enumerate(spans, 1):
+        start = min(cut, len(ids) - 1)
+        rows.append(RowSpec(ids, start, min(most, len(ids) - start), slot, [1]))
+    own = Vocabulary(np.array(TABLE, dtype=np.int32), length, TABLE[2])
+    batch = Batch.of(rows, decode=False, vocabulary=own)
+    assert batch.ngrams.dtype == torch.int32
+    assert batch.ngrams.tolist() == [gram for row in rows for gram in one_by_one(row, length)]
+    places = [(row, at) for row in rows for at in range(row.start, row.start + row.count)]
+    assert batch.token_ids.tolist() == [row.token_ids[at] for row, at in places]
+    assert batch.positions.tolist() == [at for _, at in places]
+
+
 @settings(derandomize=True, max_examples=60, deadline=None)
 @given(ids=st.lists(st.integers(-1, 12), min_size=1, max_size=9), cut=st.integers(0, 8))
 def test_ngrams_are_the_oracles_wherever_rows_begin(ids: list[int], cut: int) -> None:
-    table = [3, 1, 0, 2, 2, 4, 5, 6, 1]
     start = min(cut, len(ids) - 1)
-    own = vocabulary(table)
-    found = own.ngrams(RowSpec(ids, start, len(ids) - start, 1, [1]))
-    expected = ngrams(torch.tensor(ids), torch.tensor(table), 4, table[2])
+    rows = [RowSpec(ids, start, len(ids) - start, 1, [1])]
+    found = Batch.of(rows, decode=False, vocabulary=vocabulary(TABLE)).ngrams
+    expected = ngrams(torch.tensor(ids), torch.tensor(TABLE), 4, TABLE[2])
     assert found.tolist() == expected[start:].tolist()
 
 
-def test_arrays_travel_together_and_keep_their_types() -> None:
-    import numpy as np
+def test_kept_block_tables_are_those_made_anew() -> None:
+    """A list that grows, one that another takes the place of, shorter ones, more slots and columns than before."""
+    kept, long, other = BlockTables(), list(range(1, 6)), [7]
 
+    def both(*held: tuple[int, Sequence[int]], columns: int) -> list[list[int]]:
+        rows = [RowSpec([0], 0, 1, slot, blocks) for slot, blocks in held]
+        found = kept.of(rows, columns)
+        assert found.dtype == np.int32 and found.tolist() == tables_of(rows, columns).tolist()
+        found.fill(99)  # a copy
+        return tables_of(rows, columns).tolist()
+
+    assert both((3, long), (1, other), columns=2) == [[1, 2], [7, -1]]
+    other += [8, 9]
+    assert both((1, other), (3, long), columns=6)[0] == [7, 8, 9, -1, -1, -1]
+    assert both((3, [4]), columns=6) == [[4, -1, -1, -1, -1, -1]]
+    assert both((3, long), (40, range(20)), columns=20)[1] == list(range(20))
+    del long[2:]  # nothing that an engine does
+    both((3, long), columns=5)
+    assert both((0, [0]), (3, long), (0, [0, 6]), columns=3) == [[0, -1, -1], [1, 2, -1], [0, 6, -1]]
+    both((0, [0]), columns=3)
+
+
+def test_arrays_travel_together_and_keep_their_types() -> None:
     arrays = {
         "a": np.arange(5, dtype=np.int32),
         "b": np.array([True, False]),

@@ -1,0 +1,95 @@
+"""How long the host takes to pack a decode step: `python -m benchmarks.batch [--sequences 256] [--context 4096]`.
+
+No device and no weights: tokens, block tables and n-grams of the real model's sizes, packed for a CPU, with the
+compiled part if it is there. Each step has a token more a sequence, as in the engine. Prints medians in milliseconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from benchmarks.ops import model as real
+from deepinfer import native
+from deepinfer.config.constraints import BLOCK_TOKENS
+from deepinfer.model.batch import Batch, RowSpec, Vocabulary
+from deepinfer.model.block_tables import BlockTables
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.batch", description=__doc__)
+    parser.add_argument("--sequences", type=int, default=256, metavar="N", help="that decode (default: 256)")
+    parser.add_argument("--context", type=int, default=4096, metavar="N", help="tokens of each (default: 4096)")
+    parser.add_argument("--steps", type=int, default=60, metavar="N", help="that are packed (default: 60)")
+    given = parser.parse_args(argv)
+    found = {
+        "sequences": given.sequences,
+        "context": given.context,
+        "compiled": native.locate() is not None,
+        "rows_ms": _rows_ms(given.sequences, given.context, given.steps),
+        "anew_ms": _batch_ms(given.sequences, given.context, given.steps, None),
+        "kept_ms": _batch_ms(given.sequences, given.context, given.steps, BlockTables()),
+    }
+    print(json.dumps(found, indent=1))
+
+
+class _Stories:
+    """Sequences of random tokens, and their rows step by step."""
+
+    def __init__(self, sequences: int, context: int, steps: int) -> None:
+        chance = random.Random(7)
+        self.tokens = [[chance.randrange(real.VOCAB) for _ in range(context)] for _ in range(sequences)]
+        self.blocks = [
+            [chance.randrange(1, 10**6) for _ in range(-(-(context + steps) // BLOCK_TOKENS))] for _ in self.tokens
+        ]
+
+    def rows(self) -> list[RowSpec]:
+        """A row a sequence, each with one token more than before."""
+        for tokens in self.tokens:
+            tokens.append(tokens[-1] * 7919 % real.VOCAB)
+        return [
+            RowSpec(tokens, len(tokens) - 1, 1, slot, blocks)
+            for slot, (tokens, blocks) in enumerate(zip(self.tokens, self.blocks, strict=True), 1)
+        ]
+
+
+def _vocabulary() -> Vocabulary:
+    table = np.random.default_rng(7).integers(0, real.COMPRESSED_VOCAB, real.VOCAB, dtype=np.int32)
+    return Vocabulary(table, real.NGRAM, int(table[2]))
+
+
+def _rows_ms(sequences: int, context: int, steps: int) -> float:
+    stories = _Stories(sequences, context, steps)
+    return _median([_timed(stories.rows)[0] for _ in range(steps)])
+
+
+def _batch_ms(sequences: int, context: int, steps: int, tables: BlockTables | None) -> float:
+    stories, vocabulary, times = _Stories(sequences, context, steps), _vocabulary(), []
+    for _ in range(steps):
+        rows = stories.rows()
+        taken, _ = _timed(lambda: Batch.of(rows, decode=True, vocabulary=vocabulary, tables=tables))  # noqa: B023
+        times.append(taken)
+    return _median(times)
+
+
+def _timed(call):  # type: ignore[no-untyped-def]
+    began = time.perf_counter()
+    found = call()
+    return time.perf_counter() - began, found
+
+
+def _median(seconds: list[float]) -> float:
+    return round(statistics.median(seconds[len(seconds) // 6 :]) * 1e3, 3)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main()
