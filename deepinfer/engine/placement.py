@@ -62,4 +62,22 @@ def kernels_of(asked: Backend | None, device: torch.device) -> dispatch.Settings
             cause="--backend or DEEPINFER_OPS_BACKEND says triton",
             next_step="--backend reference",
         )
-    return chosen
+    return batch_invariant(chosen) if envs.BATCH_INVARIANT.get() else chosen
+
+
+def batch_invariant(chosen: dispatch.Settings) -> dispatch.Settings:
+    """The settings with which every kernel adds in an order that depends on its row alone.
+
+    Prefill and decode give a row the same bits by kernels of one backend, not by those of two: no kernel may fall back.
+
+    Raises:
+        DeepInferError: one is to.
+    """
+    if chosen.backend == "triton" and chosen.fallbacks:
+        raise DeepInferError(
+            f"DEEPINFER_BATCH_INVARIANT=1 cannot be kept: {', '.join(sorted(chosen.fallbacks))} would come from "
+            "the reference backend, and the other kernels from triton",
+            cause="DEEPINFER_OPS_FALLBACK names them; a row's sums have another order there",
+            next_step="unset one of the two variables, or take all kernels from --backend reference",
+        )
+    return dataclasses.replace(chosen, strict=True)

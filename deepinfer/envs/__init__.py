@@ -138,6 +138,11 @@ OPS_FALLBACK = Variable(
     "Kernels that come from reference all the same, by their factories' names: gather_tl,norm_tl.", "none",
 )  # fmt: skip
 OPS_STRICT = Variable("DEEPINFER_OPS_STRICT", FLAG, False, "A kernel that would fall back is an error.")
+BATCH_INVARIANT = Variable(
+    "DEEPINFER_BATCH_INVARIANT", FLAG, False,
+    "Demand that a token's logits have the same bits alone and in any batch, in one prefill, in chunks and decoded. "
+    "The default path keeps that anyway; set, what cannot keep it is refused when a model is opened.",
+)  # fmt: skip
 TRACE_KERNELS = Variable(
     "DEEPINFER_TRACE_KERNELS", TEXT, "",
     "A file to which every kernel that runs adds one line of JSON: its name, backend and compile-time parameters.",
@@ -152,6 +157,7 @@ VARIABLES: tuple[Variable[Any], ...] = (
     OPS_BACKEND,
     OPS_FALLBACK,
     OPS_STRICT,
+    BATCH_INVARIANT,
     TRACE_KERNELS,
     Variable("DEEPINFER_BUILD_CACHE", TEXT, "", "The build system's cache: downloads, wheels, logs.",
              "~/.cache/deepinfer-build", "build"),
