@@ -18,9 +18,9 @@ from benchmarks.ops import compiling, dry, run, table
 from benchmarks.ops.entries import entries
 from benchmarks.ops.facts import ROOT
 from benchmarks.ops.plan import Column, Order
+from deepinfer.command_line import Parser, exit_code
 from deepinfer.errors import DeepInferError, UsageError
 from deepinfer.ops.ab.selection import factories
-from deepinfer.ops.command import Parser, exit_code
 from deepinfer.ops.names import FAMILIES
 
 UPSTREAM = "deepinfer.model_executor.layers.tilelang_ops.cuda"

@@ -12,10 +12,10 @@ import torch
 
 from benchmarks.ops.facts import ROOT
 from benchmarks.step import layers, run, table
+from deepinfer.command_line import Parser, exit_code
 from deepinfer.config import ModelConfig, parse_config, read_config
 from deepinfer.errors import DeepInferError, UsageError
 from deepinfer.loading.tiny import tiny_config
-from deepinfer.ops.command import Parser, exit_code
 
 MOST_DRY = 2**30
 """Bytes of weights, without n-gram tables."""

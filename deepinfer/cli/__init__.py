@@ -10,16 +10,15 @@ from __future__ import annotations
 import argparse
 import difflib
 import importlib
-import os
 import sys
-import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NoReturn, Protocol, cast
+from typing import Protocol, cast
 
 import deepinfer
 from deepinfer import envs
-from deepinfer.errors import DeepInferError, UsageError, VariableError
+from deepinfer.command_line import Parser, exit_code
+from deepinfer.errors import UsageError
 
 
 class VerbModule(Protocol):
@@ -57,39 +56,10 @@ VERBS = (
 )
 
 
-class _Parser(argparse.ArgumentParser):
-    """argparse exits 2 on a usage error; here that is 1, as everywhere in the project."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(message, next_step=f"{self.prog} --help")
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
-    try:
-        return _dispatch(list(sys.argv[1:] if arguments is None else arguments))
-    except KeyboardInterrupt:
-        return 130
-    except BrokenPipeError:
-        # The reader of our output has gone; the interpreter must not complain when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except DeepInferError as problem:
-        _show(str(problem))
-        return problem.exit_code
-    except Exception as problem:
-        _show(f"stopped by {type(problem).__name__}: {problem}\n  next step: DEEPINFER_DEBUG=1 shows where")
-        return 4
-
-
-def _show(message: str) -> None:
-    try:
-        debug = envs.DEBUG.get()
-    except VariableError:
-        debug = False
-    if debug:
-        traceback.print_exc()
-    print(f"error: {message}", file=sys.stderr)
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    return exit_code(lambda: _dispatch(words))
 
 
 def _dispatch(arguments: list[str]) -> int:
@@ -113,7 +83,7 @@ def _dispatch(arguments: list[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     verbs = "\n".join(f"  {verb.name:<10}{verb.summary}" for verb in VERBS)
-    parser = _Parser(
+    parser = Parser(
         prog="deepinfer",
         usage="deepinfer VERB [OPTIONS]",
         description="DeepInfer for Hopper GPUs.",
@@ -126,7 +96,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(verb: Verb, arguments: list[str]) -> int:
     module = verb.load()
-    parser = _Parser(prog=f"deepinfer {verb.name}", description=module.HELP)
+    parser = Parser(prog=f"deepinfer {verb.name}", description=module.HELP)
     module.add_arguments(parser)
     try:
         parsed = parser.parse_args(arguments)

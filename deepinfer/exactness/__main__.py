@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from deepinfer.command_line import Parser, exit_code
 from deepinfer.errors import DeepInferError, UsageError
-from deepinfer.ops.command import Parser, exit_code
 
 TOKENS = 700
 _EXAMPLE = """examples:

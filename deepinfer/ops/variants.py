@@ -24,11 +24,11 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 
 from deepinfer import envs
+from deepinfer.command_line import Parser, exit_code
 from deepinfer.errors import UsageError
 from deepinfer.ops import dispatch
 from deepinfer.ops.ab.selection import factories, selected
 from deepinfer.ops.case import Case
-from deepinfer.ops.command import Parser, exit_code
 from deepinfer.ops.launch import compiling
 from deepinfer.ops.names import ALL_FAMILIES
 

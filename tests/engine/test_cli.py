@@ -43,7 +43,16 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [([], "no verb"), (["prob"], "did you mean `deepinfer probe`?"), (["xyzzy"], "--help lists the verbs"),
-     (["--jsn"], "unrecognized arguments: --jsn"), (["env", "--jsn"], "deepinfer env --help"),
+     (["--jsn"], "deepinfer has no option '--jsn'"), (["env", "--jsn"], "deepinfer env --help"),
+     (["ask", "--modle", "m", "fox"], "deepinfer ask has no option '--modle'; did you mean '--model'?"),
+     (["ask", "--model", "m", "--max-tokns=4", "fox"], "did you mean '--max-tokens'?"),
+     (["ask", "--model", "m", "-fox"], "has no option '-fox'\n"), (["ask", "--model", "m", "-fox"], "put --"),
+     (["ask", "fox", "--", "--modle"], "are required: --model"), (["ask", "--max-tokens"], "expected one argument"),
+     (["generate", "--model", "m", "--ouput", "o"], "did you mean '--output'?"),
+     (["tiny", "--sede", "3"], "did you mean '--seed'?"), (["tiny"], "are required: DIR"),
+     (["bench", "latency", "--modle", "m"], "deepinfer bench latency has no option '--modle'; did you mean '--model'"),
+     (["bench", "latency", "--model", "m", "--iteration", "2", "--jsn"], "bench latency has no option '--jsn'"),
+     (["bench", "--model=m"], "are required: latency|throughput"),
      (["env", "--timeout", "-1"], "number of seconds above 0"), (["env", "--timeout", "nan"], "above 0"),
      (["env", "extra"], "unrecognized arguments: extra")],
 )  # fmt: skip

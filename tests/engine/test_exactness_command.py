@@ -61,6 +61,7 @@ def test_a_fault_is_told_and_exits_5(
         (["--tokens", "0"], 1, "--tokens must be at least 1"),
         (["--tokens", "5", "--decoded", "5"], 1, "leaves none of the 5 tokens"),
         (["--chunk", "-1"], 1, "must not be negative"),
+        (["--chnuk", "9"], 1, "has no option '--chnuk'; did you mean '--chunk'?"),
         (["--tokens", "5000"], 1, "5000 tokens, and the model takes 4096"),
         (["--prompt", "a", "--file", "b"], 1, "not allowed with argument"),
         (["--file", "/nowhere/prompt"], 2, "/nowhere/prompt cannot be read"),

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from deepinfer.command_line import exit_code
 from deepinfer.errors import DeepInferError, UsageError
 from deepinfer.ops.ab.__main__ import main
 from deepinfer.ops.ab.compare import Skips, compare
 from deepinfer.ops.ab.selection import digests, factories, selected
 from deepinfer.ops.ab.sides import Here
 from deepinfer.ops.case import Argument, Call, Case
-from deepinfer.ops.command import exit_code
 from deepinfer.ops.names import FAMILY_OF
 from deepinfer.ops.reference import gather as reference
 
@@ -111,7 +111,8 @@ def test_a_variable_that_asks_for_a_fallback_does_not_fool_it(tmp_path: Path) ->
         ([], 1, "both sides are reference"),
         (["--got", "tilelang"], 1, "there is no backend 'tilelang'"),
         (["--device", "tpu"], 1, "invalid choice"),
-        (["--frobnicate"], 1, "unrecognized arguments"),
+        (["--frobnicate"], 1, "has no option '--frobnicate'"),
+        (["--comapre", "d"], 1, "did you mean '--compare'?"),
         (["--skip", "gather_tl"], 1, "lists no reason"),
         (["--skip", "=why"], 1, "lists no reason"),
         (["--timeout", "soon"], 1, "not a number of seconds"),

@@ -7,8 +7,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from deepinfer.command_line import Parser, exit_code
 from deepinfer.errors import UsageError
-from deepinfer.ops.command import Parser, exit_code
 
 EXAMPLES = """examples:
   python -m deepinfer.ops.ab                                 reference against triton, every case, on this GPU

@@ -1,0 +1,93 @@
+"""What the engine's command lines share: usage errors exit 1, failures are told in words, never by a traceback."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NoReturn
+
+from deepinfer import envs
+from deepinfer.errors import DeepInferError, UsageError, VariableError
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse exits 2 on a usage error; here that is 1, as everywhere in the project.
+
+    An option that is not there is named, with the one that is nearest, and before what is missing: who writes
+    `--modle DIR` lacks no --model, but wrote it wrong.
+    """
+
+    _words: Sequence[str] = ()
+
+    def parse_known_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> Any:
+        """As argparse has it, but what is unknown is an error here, where it is a sub-command that knows its options.
+
+        Raises:
+            UsageError: the words do not make sense.
+        """
+        self._words = sys.argv[1:] if args is None else list(args)
+        found, unknown = super().parse_known_args(self._words, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return found, unknown
+
+    def error(self, message: str) -> NoReturn:
+        """Raise UsageError."""
+        # What is wrong with an option that is there ("argument --seed: …") says enough by itself.
+        option = "" if message.startswith("argument ") else self._unknown_option()
+        if not option:
+            raise UsageError(message, next_step=f"{self.prog} --help")
+        near = difflib.get_close_matches(option, self._option_string_actions, n=1)
+        what = f"{self.prog} has no option {option!r}" + (f"; did you mean {near[0]!r}?" if near else "")
+        step = f"{self.prog} --help lists what there is"
+        if not near and self._get_positional_actions():
+            step += "; before a word that is no option and begins with - put --"
+        raise UsageError(what, next_step=step)
+
+    def _unknown_option(self) -> str:
+        """The first word that argparse takes for an option, and that is none, nor the beginning of one."""
+        known = set(self._option_string_actions)
+        for action in self._get_positional_actions():
+            if isinstance(action.choices, dict):  # sub-commands, by name
+                known.update(*(command._option_string_actions for command in action.choices.values()))
+        for word in self._words:
+            name = word.partition("=")[0]
+            if word == "--":
+                return ""
+            if not word.startswith("-") or word == "-" or " " in word or self._negative_number_matcher.match(word):
+                continue
+            if not any(option.startswith(name) for option in known):
+                return name
+        return ""
+
+
+def exit_code(work: Callable[[], int]) -> int:
+    """What `work` returns, or what its failure means, which is told on stderr."""
+    try:
+        return work()
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # The reader of our output has gone; the interpreter must not complain when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except DeepInferError as problem:
+        _tell(str(problem))
+        return problem.exit_code
+    except Exception as problem:  # a fault of ours: still in words, and DEEPINFER_DEBUG=1 shows where
+        _tell(f"stopped by {type(problem).__name__}: {problem}\n  next step: DEEPINFER_DEBUG=1 shows where")
+        return 4
+
+
+def _tell(message: str) -> None:
+    try:
+        debug = envs.DEBUG.get()
+    except VariableError:
+        debug = False
+    if debug:
+        traceback.print_exc()
+    print(f"error: {message}", file=sys.stderr, flush=True)
