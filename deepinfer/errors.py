@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 
 class DeepInferError(Exception):
     """A failure that the user is told about in plain words.
@@ -71,3 +73,24 @@ class RequestFailed(DeepInferError):
     """A request, or some of many, ended in an error of its own; what the others gave stands."""
 
     exit_code = 5
+
+
+_OF_THE_NAME = (
+    errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY, errno.ENAMETOOLONG, errno.ELOOP,
+)  # fmt: skip
+
+
+def unwritable(what: str, problem: OSError) -> DeepInferError:
+    """The error of a file or folder that was named to be written, and cannot be.
+
+    A UsageError where the name leads nowhere or to something else. Else, without permission or room, this machine's.
+
+    Args:
+        what: what it is called and what cannot be done with it, as in "out.jsonl cannot be opened for writing".
+    """
+    told = f"{what}: {problem.strerror or problem}"
+    if problem.filename is not None and not what.startswith(f"{problem.filename} "):
+        told += f" ({problem.filename})"
+    if problem.errno in _OF_THE_NAME:
+        return UsageError(told, next_step="name one in a folder that is there, and that nothing else has")
+    return DeepInferError(told, next_step="name one on a file system with room, in a folder that you may write to")

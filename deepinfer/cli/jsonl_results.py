@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from deepinfer.cli.jsonl_requests import LineRequest
-from deepinfer.errors import DeepInferError, InputError
+from deepinfer.errors import DeepInferError, InputError, UsageError, unwritable
 
 
 class Results(Protocol):
@@ -83,7 +83,8 @@ def open_results(path: Path, requests: Iterable[LineRequest], *, retry_failed: b
 
     Raises:
         InputError: the file is no file of results, or one of other requests: the line is named. Nothing was changed.
-        DeepInferError: it cannot be opened, or another process writes it.
+        UsageError: its name leads nowhere, or to what is no file.
+        DeepInferError: this machine does not let it be opened, or another process writes it.
     """
     descriptor = _open(path, path)
     try:
@@ -107,13 +108,10 @@ def _open(path: Path, named: Path) -> int:
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
     except OSError as problem:
-        raise DeepInferError(
-            f"{named} cannot be opened for writing: {problem.strerror}",
-            next_step="name a file in a folder that is there and writable",
-        ) from problem
+        raise unwritable(f"{named} cannot be opened for writing", problem) from problem
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise DeepInferError(f"{named} is no regular file", next_step='name a file, or "-" for stdout')
+            raise UsageError(f"{named} is no regular file", next_step='name a file, or "-" for stdout')
         _lock(named, descriptor)
     except BaseException:
         os.close(descriptor)

@@ -12,7 +12,7 @@ from deepinfer.cache.layout import BLOCK_TOKENS, blocks_of
 from deepinfer.cache.pool import Caches, blocks_that_fit
 from deepinfer.cache.prefix import Context
 from deepinfer.engine.step import Limits
-from deepinfer.errors import DeepInferError
+from deepinfer.errors import DeepInferError, UsageError
 from deepinfer.model.batch import RowSpec
 from deepinfer.model.model import Model
 from deepinfer.ops import dispatch
@@ -65,11 +65,12 @@ def allocate(model: Model, options: EngineOptions) -> Memory:
     """Memory for a model's sequences.
 
     Raises:
-        DeepInferError: it does not fit, or a limit is asked for that model or memory cannot keep.
+        UsageError: a length is asked for that the model does not have.
+        DeepInferError: it does not fit, or a limit is asked for that memory cannot keep.
     """
     asked = options.max_model_len
     if asked is not None and asked > model.max_positions:
-        raise DeepInferError(
+        raise UsageError(
             f"max_model_len {asked} is more than the {model.max_positions} tokens that the model takes",
             next_step="ask for less, or leave it out",
         )

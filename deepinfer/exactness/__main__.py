@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from deepinfer.command_line import Parser, exit_code
-from deepinfer.errors import DeepInferError, UsageError
+from deepinfer.errors import UsageError
 
 TOKENS = 700
 _EXAMPLE = """examples:
@@ -86,7 +86,7 @@ def _prompt(options: argparse.Namespace, vocab_size: int) -> list[int]:
     from deepinfer.tokenizer import Tokenizer
 
     if not (options.model / "tokenizer.json").exists():
-        raise DeepInferError(
+        raise UsageError(
             f"{options.model} has no tokenizer, which a text needs",
             next_step="leave --prompt and --file out: random tokens are taken then",
         )

@@ -111,7 +111,8 @@ def write_tiny(folder: Path, seed: int = 0) -> int:
     The folder appears whole, or not at all.
 
     Raises:
-        DeepInferError: there is something in the folder, or it cannot be written.
+        UsageError: there is something in the folder.
+        DeepInferError: it cannot be written.
     """
     values = tiny_config()
     config = parse_config(values)

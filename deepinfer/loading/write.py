@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from deepinfer.errors import DeepInferError
+from deepinfer.errors import DeepInferError, UsageError, unwritable
 from deepinfer.loading.checkpoint import INDEX
 
 
@@ -21,16 +21,20 @@ def new_folder(folder: Path) -> Iterator[Path]:
     """A folder to fill, which takes the place of `folder` when the block ends well, and is removed otherwise.
 
     Raises:
-        DeepInferError: `folder` holds something, is no folder, or cannot be made.
+        UsageError: `folder` holds something, is no folder, or its name leads through what is none.
+        DeepInferError: it cannot be made or filled on this machine.
     """
     folder = folder.absolute()
     try:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise DeepInferError(
+            raise UsageError(
                 f"{folder} is there already" + (" and is not empty" if folder.is_dir() else " and is no folder"),
                 next_step="name another folder, or remove this one",
             )
         folder.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise unwritable(f"{folder} cannot be written", problem) from problem
+    try:
         aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
         try:
             yield aside

@@ -200,7 +200,8 @@ def test_the_tiny_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     umask = os.umask(0)
     os.umask(umask)
     assert all(file.stat().st_mode & 0o777 == 0o666 & ~umask for file in folder.iterdir())
-    assert main(["tiny", str(folder)]) == 4 and "is not empty" in capsys.readouterr().err
-    assert main(["tiny", str(folder / "config.json")]) == 4 and "is no folder" in capsys.readouterr().err
+    assert main(["tiny", str(folder)]) == 1 and "is not empty" in capsys.readouterr().err
+    assert main(["tiny", str(folder / "config.json")]) == 1 and "is no folder" in capsys.readouterr().err
+    assert main(["tiny", str(folder / "config.json" / "x")]) == 1 and "config.json)" in capsys.readouterr().err
     assert main(["tiny", "/proc/here"]) == 4 and "cannot be written" in capsys.readouterr().err
     assert [entry.name for entry in folder.parent.iterdir()] == ["tiny"]

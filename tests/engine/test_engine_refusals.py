@@ -80,15 +80,16 @@ def test_two_requests_of_one_name_are_refused_until_the_first_is_told() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "told", "code"),
     [
-        ({"max_model_len": 5000}, "max_model_len 5000 is more than the 4096"),
-        ({"max_model_len": 4000, "blocks": 10}, "9 cache blocks hold 1152 tokens"),
+        ({"max_model_len": 5000}, "max_model_len 5000 is more than the 4096", 1),
+        ({"max_model_len": 4000, "blocks": 10}, "9 cache blocks hold 1152 tokens", 4),
     ],
 )
-def test_limits_that_cannot_be_kept_are_told(options: dict[str, int], told: str) -> None:
-    with pytest.raises(DeepInferError, match=told):
+def test_limits_that_cannot_be_kept_are_told(options: dict[str, int], told: str, code: int) -> None:
+    with pytest.raises(DeepInferError, match=told) as refused:
         engine(**options)
+    assert refused.value.exit_code == code
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import resource
 import subprocess
@@ -13,7 +14,7 @@ import pytest
 
 from deepinfer.cli.jsonl_requests import LineRequest, parse_requests
 from deepinfer.cli.jsonl_results import StdoutResults, open_results
-from deepinfer.errors import DeepInferError, InputError
+from deepinfer.errors import DeepInferError, InputError, UsageError, unwritable
 
 
 def parse(*lines: str | bytes, **options: object) -> list[LineRequest]:
@@ -192,10 +193,16 @@ def test_a_second_writer_is_refused(tmp_path: Path) -> None:
 
 
 def test_where_nothing_can_be_written(tmp_path: Path) -> None:
-    with pytest.raises(DeepInferError, match="cannot be opened for writing: No such file"):
-        write(tmp_path / "absent" / "out.jsonl", [])
-    with pytest.raises(DeepInferError, match="is no regular file"):
-        write(Path("/dev/null"), [])
+    for path, what in (
+        (tmp_path / "absent" / "out.jsonl", "cannot be opened for writing: No such file"),
+        (tmp_path, "cannot be opened for writing: Is a directory"),
+        (Path("/dev/null"), "is no regular file"),
+    ):
+        with pytest.raises(UsageError, match=what) as mistake:
+            write(path, [])
+        assert mistake.value.exit_code == 1 and mistake.value.next_step
+    denied = unwritable("x cannot be opened", PermissionError(errno.EACCES, "Permission denied", "y"))
+    assert (denied.exit_code, denied.what) == (4, "x cannot be opened: Permission denied (y)")
 
 
 def test_a_full_file_system_leaves_no_half_of_a_line(tmp_path: Path) -> None:

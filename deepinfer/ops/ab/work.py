@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from deepinfer.errors import DeepInferError, UsageError
+from deepinfer.errors import DeepInferError, UsageError, unwritable
 from deepinfer.ops.ab import report
 from deepinfer.ops.ab.compare import Row, Skips, compare
 from deepinfer.ops.ab.outside import run_module, write_inputs
@@ -87,10 +87,7 @@ def make_dump(options: Options, folder: Path) -> int:
             print(f"{failed} of {len(calls)} cases failed: no dump was written", file=sys.stderr)
             return 1
         except OSError as problem:
-            raise DeepInferError(
-                f"{folder} cannot be written: {problem.strerror or problem}",
-                next_step="name a folder on a disk with room",
-            ) from problem
+            raise unwritable(f"{folder} cannot be written", problem) from problem
     size = (folder / FILE).stat().st_size
     print(f"wrote {len(calls)} cases of {told(side.versions)} to {folder} ({size / 1e6:.1f} MB)", file=sys.stderr)
     return 0
