@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from deepinfer.cli.fingerprint import fingerprint
 from deepinfer.cli.jsonl_requests import LineRequest, parse_requests
 from deepinfer.cli.jsonl_results import Results, StdoutResults, open_results
 from deepinfer.cli.model_options import add_model_arguments, open_llm, tell, write_utf8
@@ -29,17 +30,17 @@ a line of the input:
 options (with _ for -) and goes before the command line's. A line may also be the prompt alone: "The quick brown fox".
 
 a line of the output, written as soon as its request is done:
-  {"id": "a", "key": "...", "prompt_tokens": 5, "cached_tokens": 0, "outputs": [{"text": "...", "token_ids": [...],
-   "finish_reason": "length"}]}
+  {"id": "a", "key": "...", "model": "...", "prompt_tokens": 5, "cached_tokens": 0,
+   "outputs": [{"text": "...", "token_ids": [...], "finish_reason": "length"}]}
 
 examples:
   deepinfer generate --model tiny-model --input in.jsonl --output out.jsonl
   deepinfer generate --model tiny-model < in.jsonl > out.jsonl
 
 The same command again does what is missing in the output: a line half written is made again, results of other
-requests are refused. A request that fails has "finish_reason": "error" and does not stop the others; --retry-failed
-has it tried again. Exit codes: 0 done; 1 usage; 2 the input or the checkpoint cannot be taken; 4 this machine cannot;
-5 some requests failed.
+requests or of another model are refused. A request that fails has "finish_reason": "error" and does not stop the
+others; --retry-failed has it tried again. Exit codes: 0 done; 1 usage; 2 the input, the output's results or the
+checkpoint cannot be taken; 4 this machine cannot; 5 some requests failed.
 """
 
 
@@ -70,13 +71,16 @@ def run(args: argparse.Namespace) -> int:
     where = "stdin" if args.input == STDIN else args.input
     requests = parse_requests(read_bytes(args.input), where, given_options(args), as_it_is=args.as_it_is)
     write_utf8()
-    with _results(args, requests) as results:
+    model = fingerprint(
+        args.model, load_format=args.load_format, engram_rows=args.engram_rows, truncation=args.truncation
+    )
+    with _results(args, requests, model) as results:
         left = [one for one in requests if one.id not in results.done]
         if results.done:
             failed = f", {len(results.failed)} of them with an error" if results.failed else ""
             tell(args, f"{args.output}: {len(results.done)} of {len(requests)} requests are answered already{failed}")
         try:
-            summary = _answer(args, left, results)
+            summary = _answer(args, left, model, results)
         except KeyboardInterrupt:
             tell(args, "stopped" if args.output == STDIN else "stopped: the same command goes on where it was")
             raise
@@ -98,16 +102,16 @@ def _same(one: str, other: str) -> bool:
 
 
 @contextlib.contextmanager
-def _results(args: argparse.Namespace, requests: list[LineRequest]) -> Iterator[Results]:
+def _results(args: argparse.Namespace, requests: list[LineRequest], model: str) -> Iterator[Results]:
     if args.output == STDIN:
         yield StdoutResults()
         return
-    with open_results(Path(args.output), requests, retry_failed=args.retry_failed) as results:
+    with open_results(Path(args.output), requests, model=model, retry_failed=args.retry_failed) as results:
         yield results
 
 
-def _answer(args: argparse.Namespace, left: list[LineRequest], results: Results) -> Summary:
-    """Run requests and write each as it is done."""
+def _answer(args: argparse.Namespace, left: list[LineRequest], model: str, results: Results) -> Summary:
+    """Run requests and write each as it is done. model: its fingerprint."""
     watch = Stopwatch()
     if not left:
         return watch.summary()
@@ -118,7 +122,8 @@ def _answer(args: argparse.Namespace, left: list[LineRequest], results: Results)
         for output in llm.stream(asked, refuse=False, watch=watch):
             if not output.finished:
                 continue
-            results.write({"id": output.request_id, "key": by_id[output.request_id].key, **record(output)})
+            key = by_id[output.request_id].key
+            results.write({"id": output.request_id, "key": key, "model": model, **record(output)})
             if failed := failures(output):
                 bar.say(f"{output.request_id} (line {by_id[output.request_id].line}) failed: {failed[0]}")
             bar.advance()

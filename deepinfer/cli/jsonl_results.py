@@ -45,10 +45,11 @@ class StdoutResults:
 
 @dataclass(frozen=True)
 class _Answer:
-    """A line that is there: the id that it answers, and whether with an error."""
+    """A line that is there: the id that it answers, whether with an error, and whether it says by which model."""
 
     id: str
     failed: bool
+    told: bool
     data: bytes
 
 
@@ -76,19 +77,24 @@ class FileResults:
 
 
 @contextlib.contextmanager
-def open_results(path: Path, requests: Iterable[LineRequest], *, retry_failed: bool = False) -> Iterator[FileResults]:
+def open_results(
+    path: Path, requests: Iterable[LineRequest], *, model: str, retry_failed: bool = False
+) -> Iterator[FileResults]:
     """Open a file of results, made if need be, and find which of `requests` it answers.
 
+    model: what results of now are made with, as their "model" says (see `fingerprint`). Older results do not say it:
+    they are kept, and that is told on stderr.
     retry_failed: take results that are errors out of the file first; it is replaced as a whole.
 
     Raises:
-        InputError: the file is no file of results, or one of other requests: the line is named. Nothing was changed.
+        InputError: the file is no file of results, or one of other requests or of another model: the line is named.
+            Nothing was changed.
         UsageError: its name leads nowhere, or to what is no file.
         DeepInferError: this machine does not let it be opened, or another process writes it.
     """
     descriptor = _open(path, path)
     try:
-        answers, rest = _examine(path, {one.id: one for one in requests})
+        answers, rest = _examine(path, {one.id: one for one in requests}, model)
         if retry_failed and any(one.failed for one in answers):
             answers = [one for one in answers if not one.failed]
             replaced = _replace(path, b"".join(one.data for one in answers))
@@ -98,6 +104,10 @@ def open_results(path: Path, requests: Iterable[LineRequest], *, retry_failed: b
             os.ftruncate(descriptor, sum(len(one.data) for one in answers))
         if rest:
             print(f"{path}: a line that was half written is cut off, and made again", file=sys.stderr, flush=True)
+        if untold := sum(not one.told for one in answers):
+            print(
+                f"{path}: {untold} results do not say which model made them, and are kept", file=sys.stderr, flush=True
+            )
         yield FileResults(path, descriptor, answers)
     finally:
         os.close(descriptor)
@@ -165,13 +175,13 @@ def _lock(path: Path, descriptor: int) -> None:
         ) from problem
 
 
-def _examine(path: Path, requests: Mapping[str, LineRequest]) -> tuple[list[_Answer], bytes]:
+def _examine(path: Path, requests: Mapping[str, LineRequest], model: str) -> tuple[list[_Answer], bytes]:
     """The file's whole lines, and what follows the last of them."""
     *lines, rest = path.read_bytes().split(b"\n")
     seen: dict[str, int] = {}
     answers = []
     for number, line in enumerate(lines, start=1):
-        answer = _answer(path, number, line, requests)
+        answer = _answer(path, number, line, requests, model)
         if answer.id in seen:
             raise _bad(path, number, f"it repeats the id {answer.id!r} of line {seen[answer.id]}")
         seen[answer.id] = number
@@ -179,18 +189,25 @@ def _examine(path: Path, requests: Mapping[str, LineRequest]) -> tuple[list[_Ans
     return answers, rest
 
 
-def _answer(path: Path, number: int, line: bytes, requests: Mapping[str, LineRequest]) -> _Answer:
+def _answer(path: Path, number: int, line: bytes, requests: Mapping[str, LineRequest], model: str) -> _Answer:
     try:
         value = json.loads(line.decode("utf-8"))
-        name, key = value["id"], value["key"]
+        name, key, made_with = value["id"], value["key"], value.get("model")
         failed = any(one["finish_reason"] == "error" for one in value["outputs"])
-    except (ValueError, KeyError, TypeError, RecursionError) as problem:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:
         raise _bad(path, number, "it is no result of `deepinfer generate`") from problem
     if not isinstance(name, str) or name not in requests:
         raise _bad(path, number, f"its id {name!r} is not among the requests")
     if key != requests[name].key:
         raise _bad(path, number, f"it answers {name!r} with another prompt or other sampling options")
-    return _Answer(name, failed, line + b"\n")
+    if made_with not in (None, model):
+        raise InputError(
+            f"{path}, line {number}: it was made with another model, and answers of two would be mixed",
+            cause="--model names another checkpoint, its files were changed, or --load-format, --engram-rows or "
+            "--truncation are not as they were",
+            next_step="name another --output, or the model and the options that the file was made with",
+        )
+    return _Answer(name, failed, made_with is not None, line + b"\n")
 
 
 def _bad(path: Path, number: int, what: str) -> InputError:

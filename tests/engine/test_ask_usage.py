@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from deepinfer import cli
+from deepinfer.cli.fingerprint import fingerprint
 from deepinfer.cli.jsonl_requests import parse_requests
 from deepinfer.cli.jsonl_results import open_results
+from deepinfer.loading.tiny import tiny_config
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 ASK = ["ask", "--model", "nowhere"]
@@ -70,26 +72,48 @@ def test_input_and_output_must_differ_and_bad_lines_leave_no_output(
     assert not target.exists()
 
 
-def test_where_all_is_answered_no_model_is_opened(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+@pytest.fixture
+def bare(tmp_path: Path) -> str:
+    """A folder with nothing of a model but its configuration: it cannot be opened."""
+    folder = tmp_path / "bare"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(tiny_config()))
+    return str(folder)
+
+
+def test_where_all_is_answered_no_model_is_opened(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, bare: str
+) -> None:
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text('{"prompt": "x", "id": "a"}\n')
     (request,) = parse_requests(source.read_bytes(), "in", {"max_tokens": 16})
-    target.write_text(json.dumps({"id": "a", "key": request.key, "outputs": []}) + "\n")
-    command = ["generate", "--model", "nowhere", "--input", str(source), "--output", str(target)]
+    done = {"id": "a", "key": request.key, "model": fingerprint(Path(bare)), "outputs": []}
+    target.write_text(json.dumps(done) + "\n")
+    command = ["generate", "--model", bare, "--input", str(source), "--output", str(target)]
     assert cli.main([*command, "--json"]) == 0
     seen = capsys.readouterr()
     assert "1 of 1 requests are answered already" in seen.err and json.loads(seen.out)["requests"] == 0
     assert cli.main([*command, "--temperature", "0"]) == 2
     assert "out.jsonl, line 1: it answers 'a' with another prompt or other sampling" in capsys.readouterr().err
+    assert cli.main([*command, "--truncation", "mask"]) == 2
+    assert "line 1: it was made with another model" in capsys.readouterr().err
+    assert json.loads(target.read_text()) == done
+
+
+def test_a_model_that_is_not_there_leaves_no_output(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text('"x"\n')
+    files = ["--input", str(tmp_path / "in.jsonl"), "--output", str(tmp_path / "out.jsonl")]
+    assert cli.main(["generate", "--model", str(tmp_path / "absent"), *files]) == 2
+    assert "config.json cannot be read" in capsys.readouterr().err and not (tmp_path / "out.jsonl").exists()
 
 
 def test_a_second_run_with_the_same_output_is_refused_at_once(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, bare: str
 ) -> None:
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text('{"prompt": "x", "id": "a"}\n')
-    with open_results(target, []):
-        assert cli.main(["generate", "--model", "nowhere", "--input", str(source), "--output", str(target)]) == 4
+    with open_results(target, [], model=""):
+        assert cli.main(["generate", "--model", bare, "--input", str(source), "--output", str(target)]) == 4
     assert "out.jsonl is being written by another process" in capsys.readouterr().err
 
 

@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 
 from deepinfer import LLM, SamplingParams, cli
+from deepinfer.cli.fingerprint import fingerprint
+from deepinfer.loading.tiny import write_tiny
 
 ROOT = Path(__file__).resolve().parents[2]
 LINES = [
@@ -75,6 +77,7 @@ def test_from_stdin_to_stdout_it_is_the_same(
     assert cli.main(["generate", "--model", str(tiny_folder), *OPTIONS]) == 0
     seen = capsys.readouterr()
     assert seen.err == "" and read(seen.out) == results
+    assert {one["model"] for one in results.values()} == {fingerprint(tiny_folder)}
 
 
 def test_a_request_that_fails_leaves_the_others_alone(
@@ -129,3 +132,18 @@ def test_after_a_kill_it_goes_on_where_it_was(
     found = read(target.read_text(encoding="utf-8"))
     assert len(found.pop("long")["outputs"][0]["token_ids"]) == 2
     assert found == results
+
+
+def test_another_model_of_the_same_shape_does_not_go_on(
+    tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other, source, target = tmp_path / "other", tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    write_tiny(other, seed=1)
+    write(source, LINES[:1])
+    assert generate(tiny_folder, source, target) == 0
+    before = target.read_bytes()
+    write(source, LINES[:2])
+    assert generate(other, source, target) == 2
+    told = capsys.readouterr().err
+    assert "out.jsonl, line 1: it was made with another model" in told and "name another --output" in told
+    assert target.read_bytes() == before

@@ -105,12 +105,16 @@ def test_files_without_requests_or_in_another_encoding() -> None:
 REQUESTS = parse('{"prompt": "x", "id": "a"}', '{"prompt": "y", "id": "b"}', '{"prompt": "z", "id": "c"}')
 
 
+MODEL = "0123456789abcdef"
+
+
 def result(request: LineRequest, **more: object) -> dict[str, object]:
-    return {"id": request.id, "key": request.key, "outputs": [{"finish_reason": "length"}], **more}
+    outputs = [{"finish_reason": "length"}]
+    return {"id": request.id, "key": request.key, "model": MODEL, "outputs": outputs, **more}
 
 
 def write(path: Path, requests: Sequence[LineRequest]) -> None:
-    with open_results(path, REQUESTS) as results:
+    with open_results(path, REQUESTS, model=MODEL) as results:
         for request in requests:
             results.write(result(request, text="ünï\n"))
 
@@ -119,10 +123,23 @@ def test_results_are_found_again(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     write(path, REQUESTS[:2])
     assert path.read_text(encoding="utf-8").count("\n") == 2 and "ünï" in path.read_text(encoding="utf-8")
-    with open_results(path, REQUESTS) as results:
+    with open_results(path, REQUESTS, model=MODEL) as results:
         assert results.done == {"a", "b"}
         results.write(result(REQUESTS[2]))
     assert [json.loads(line)["id"] for line in path.read_text(encoding="utf-8").splitlines()] == ["a", "b", "c"]
+
+
+def test_results_that_do_not_say_their_model_are_kept_and_that_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "out.jsonl"
+    old = {name: value for name, value in result(REQUESTS[0]).items() if name != "model"}
+    path.write_text(json.dumps(old) + "\n")
+    with open_results(path, REQUESTS, model=MODEL) as results:
+        assert results.done == {"a"}
+        results.write(result(REQUESTS[1]))
+    assert "out.jsonl: 1 results do not say which model made them, and are kept" in capsys.readouterr().err
+    assert [json.loads(line).get("model") for line in path.read_text().splitlines()] == [None, MODEL]
 
 
 @pytest.mark.parametrize("cut", [1, 5, 30])
@@ -134,7 +151,7 @@ def test_a_half_written_line_is_cut_off_and_made_again(
     whole = path.read_bytes()
     write(path, REQUESTS[1:2])
     path.write_bytes(path.read_bytes()[:-cut])
-    with open_results(path, REQUESTS) as results:
+    with open_results(path, REQUESTS, model=MODEL) as results:
         assert results.done == {"a"}
     assert path.read_bytes() == whole
     assert "half written" in capsys.readouterr().err
@@ -146,8 +163,11 @@ def test_a_file_of_something_else_is_told_and_not_touched(tmp_path: Path) -> Non
         ("notes\nmore", "line 1: it is no result"),
         ('{"id": "a"}\n', "line 1: it is no result"),
         ('{"id": "z", "key": "1"}\n', "line 1: it is no result"),
+        ('["id", "key"]\n', "line 1: it is no result"),
         ('{"id": "z", "key": "1", "outputs": []}\n', "line 1: its id 'z' is not among the requests"),
         ('{"id": ["a"], "key": "1", "outputs": []}\n', r"line 1: its id \['a'\] is not among"),
+        (f"{json.dumps(result(REQUESTS[0], model='f' * 16))}\n", "line 1: it was made with another model"),
+        (f"{json.dumps(result(REQUESTS[0], model=7))}\n", "line 1: it was made with another model"),
         (f"{json.dumps(result(REQUESTS[0]))}\n" * 2, "line 2: it repeats the id 'a' of line 1"),
         (
             '{"id": "a", "key": "other", "outputs": []}\n',
@@ -155,7 +175,7 @@ def test_a_file_of_something_else_is_told_and_not_touched(tmp_path: Path) -> Non
         ),
     ):
         path.write_text(text)
-        with pytest.raises(InputError, match=what), open_results(path, REQUESTS):
+        with pytest.raises(InputError, match=what), open_results(path, REQUESTS, model=MODEL):
             pass
         assert path.read_text() == text
 
@@ -165,17 +185,17 @@ FAILED = [{"finish_reason": "length"}, {"finish_reason": "error", "error": "no n
 
 def test_failures_are_known_and_made_anew_when_that_is_asked(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
-    with open_results(path, REQUESTS) as results:
+    with open_results(path, REQUESTS, model=MODEL) as results:
         results.write(result(REQUESTS[0], outputs=FAILED))
         results.write(result(REQUESTS[1]))
     path.chmod(0o640)
     whole = path.read_bytes()
     path.write_bytes(whole + b'{"id"')
-    with open_results(path, REQUESTS) as results:
+    with open_results(path, REQUESTS, model=MODEL) as results:
         assert (results.done, results.failed) == ({"a", "b"}, {"a"})
     assert path.read_bytes() == whole
     path.write_bytes(whole + b'{"id"')
-    with open_results(path, REQUESTS, retry_failed=True) as results:
+    with open_results(path, REQUESTS, model=MODEL, retry_failed=True) as results:
         assert (results.done, results.failed) == ({"b"}, set())
         with pytest.raises(DeepInferError, match="written by another process"):
             write(path, [])
@@ -187,7 +207,7 @@ def test_failures_are_known_and_made_anew_when_that_is_asked(tmp_path: Path) -> 
 
 def test_a_second_writer_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
-    with open_results(path, REQUESTS), pytest.raises(DeepInferError, match="written by another process"):
+    with open_results(path, REQUESTS, model=MODEL), pytest.raises(DeepInferError, match="written by another process"):
         write(path, [])
     write(path, REQUESTS)
 
@@ -223,13 +243,13 @@ def test_a_killed_writer_leaves_whole_lines_and_no_lock(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     code = (
         "import os, signal; from pathlib import Path; from tests.engine.test_jsonl import *\n"
-        f"with open_results(Path({str(path)!r}), REQUESTS) as results:\n"
+        f"with open_results(Path({str(path)!r}), REQUESTS, model=MODEL) as results:\n"
         "    results.write(result(REQUESTS[0])); os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     root = Path(__file__).resolve().parents[2]
     done = subprocess.run([sys.executable, "-c", code], cwd=root, check=False, timeout=120)
     assert done.returncode == -9
-    with open_results(path, REQUESTS) as results:
+    with open_results(path, REQUESTS, model=MODEL) as results:
         assert results.done == {"a"}
 
 
