@@ -50,6 +50,7 @@ def plan(c: Context, image: str = "*", component: str = "*", base: str = "auto",
         "replace-nccl": "host: replace the NCCL file that torch loads (`clean --host` puts it back)",
         "prefix": "host: the folder to install into (default: host/prefix in the build cache)",
         "warm": "compile the kernels of a run into the image, so that the first request compiles none (takes longer)",
+        "json": JSON,
         "wheels-from": "HOST[:PORT]/PATH: take components that another machine compiled and pushed with "
         "`publish --wheels` from this registry, by their key, and compile the rest",
     },
@@ -68,12 +69,13 @@ def build(
     prefix: str = "",
     wheels_from: str = "",
     warm: bool = False,
+    json: bool = False,
 ) -> None:
     """Compile the components against a base, make the image, check it, and tag it.
 
     Example: ./run build --image flagtree
     """
-    with told_plainly():
+    with told_plainly(as_json=json) as answer:
         from build import verbs
         from build.publish.location import Location
 
@@ -90,7 +92,7 @@ def build(
             wheels_from=Location.parse(wheels_from, flag="wheels-from") if wheels_from else None,
             warm=warm,
         )
-        _finish(verbs.build(image, options))
+        _finish(verbs.build(image, options, answer.give))
 
 
 @task(auto_shortflags=False, help={"image": IMAGE, "base": BASE, "registry": REGISTRY, "json": JSON})

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from build import cache
-from build.errors import NothingSelected
+from build.errors import BuildError, NothingSelected
 from build.gates.result import GateResult, as_text
 from build.inspection import Inspection
 from build.matrix.model import Matrix, Target
@@ -47,9 +47,9 @@ class BuildOptions:
 class Outcome:
     """How the build of one target ended.
 
-    where: the image's name, the prefix, or why it was not possible.
-    sizes: bytes that the image adds to its base, by part.  times: seconds by step.  failed_with: the exit code of an
-    error that ended it before anything could be judged.
+    where: the image's name, the prefix, or why it was not possible.  image_id: of the image, where there is one.
+    sizes: bytes that the image adds to its base, by part.  times: seconds by step.  error: what ended it before
+    anything could be judged.
     """
 
     target: str
@@ -60,12 +60,55 @@ class Outcome:
     sizes: Mapping[str, int] = field(default_factory=dict)
     times: Mapping[str, float] = field(default_factory=dict)
     manifest: Path | None = None
-    failed_with: int = 0
+    image_id: str = ""
+    error: BuildError | None = None
 
     @property
     def exit_code(self) -> int:
         """0, or 6 where a component failed, or 5 where a gate did, or the code of the error."""
-        return self.failed_with or {"component failed": 6, "gate failed": 5}.get(self.status, 0)
+        if self.error is not None:
+            return self.error.exit_code
+        return {"component failed": 6, "gate failed": 5}.get(self.status, 0)
+
+    @property
+    def seconds(self) -> float:
+        """Of all steps together."""
+        return round(sum(self.times.values()), 2)
+
+    @property
+    def tag(self) -> str:
+        """The image's name, "" where none was made."""
+        return self.where if self.where.startswith("deepinfer:") else ""
+
+    def to_json(self) -> dict[str, Any]:
+        """For `build --json`: what is empty is left out; a failure has the parts of an error."""
+        folder = "" if self.tag or self.error is not None else self.where
+        found = {
+            "tag": self.tag,
+            "image_id": self.image_id,
+            "folder": folder,
+            "cells": [cell.to_json() for cell in self.cells],
+            "gates": [gate.to_json() for gate in self.gates],
+            "sizes": dict(self.sizes),
+            "times": dict(self.times),
+            "manifest": str(self.manifest or ""),
+        }
+        known = {name: value for name, value in found.items() if value}
+        return {"image": self.target, "status": self.status, "seconds": self.seconds, **known, **self._failure()}
+
+    def _failure(self) -> dict[str, str | int]:
+        if self.error is not None:
+            return self.error.to_json()
+        if self.status == "component failed":
+            failed = [cell for cell in self.cells if cell.status == "failed"]
+            told: dict[str, str | int] = {"error": "; ".join(f"{one.cell.name}: {one.reason}" for one in failed)}
+            if logs := [str(one.log) for one in failed if one.log is not None]:
+                told["log"] = logs[0]
+            return {**told, "exit_code": self.exit_code}
+        if self.status == "gate failed":
+            names = ", ".join(gate.name for gate in self.gates if not gate.ok)
+            return {"error": f"gates failed: {names}", "exit_code": self.exit_code}
+        return {}
 
 
 class Stopwatch:
@@ -145,8 +188,8 @@ def _empty(outcome: Outcome) -> str:
 
 
 def _next(outcome: Outcome) -> str:
-    if outcome.status in ("built", "unchanged") and outcome.where.startswith("deepinfer:"):
-        return f"\n  docker run --rm {outcome.where} env"
+    if outcome.status in ("built", "unchanged") and outcome.tag:
+        return f"\n  docker run --rm {outcome.tag} env"
     if outcome.status == "built":
         return f"\n  {shlex.quote(f'{outcome.where}/bin/deepinfer')} env"
     if outcome.status == "gate failed":
@@ -160,8 +203,7 @@ def summary(outcomes: Sequence[Outcome], *, not_begun: Sequence[str] = ()) -> st
     """A line a target and failed cell, for the end of a build of several; `not_begun` are those after a failure."""
     rows = []
     for outcome in outcomes:
-        seconds = sum(outcome.times.values())
-        rows.append(f"{outcome.target:<12} {outcome.status:<17} {seconds:7.1f} s  {outcome.where}")
+        rows.append(f"{outcome.target:<12} {outcome.status:<17} {outcome.seconds:7.1f} s  {outcome.where}")
         rows += [
             f"{'':<12}   {result.cell.name}: {result.reason}" + (f" (log: {result.log})" if result.log else "")
             for result in outcome.cells

@@ -51,7 +51,8 @@ def build_image(engine: Engine, matrix: Matrix, target: Target, options: BuildOp
             plan = with_warm(plan)
         labels = engine.labels(moving_tag(target.name))
         if plan.complete and image_is_current(engine, plan) and is_warm(labels) == plan.warm:
-            return Outcome(target.name, "unchanged", moving_tag(target.name), times=watch.times)
+            tag = moving_tag(target.name)
+            return Outcome(target.name, "unchanged", tag, times=watch.times, image_id=engine.image_id(tag) or "")
         return _make(engine, matrix, options, base, inspection, plan, watch)
 
 
@@ -88,7 +89,7 @@ def _make(
         promote(engine, built)
     return Outcome(
         name, "built" if passed else "gate failed", moving_tag(name) if passed else built.tags[0], tuple(cells),
-        tuple(gates), built.sizes, watch.times, manifest,
+        tuple(gates), built.sizes, watch.times, manifest, built.image_id,
     )  # fmt: skip
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -80,8 +80,13 @@ def plan(image: str, component: str, base: str, *, as_json: bool) -> int:
     return 0
 
 
-def build(image: str, options: BuildOptions) -> int:
-    """Build the selected targets one after the other; returns the worst exit code."""
+def build(image: str, options: BuildOptions, give: Callable[[Any], None] = lambda _: None) -> int:
+    """Build the selected targets one after the other; returns the worst exit code.
+
+    Args:
+        give: takes a row for each target for --json, after an interruption too; the rows of those that were not
+            reached, or not finished, have the status "not done".
+    """
     matrix = with_registry(load_matrix(), options.registry)
     targets = _with_components(matrix, _selected(matrix, image), options.components)
     if options.warm and any(target.kind == "host" for target in targets):
@@ -90,16 +95,22 @@ def build(image: str, options: BuildOptions) -> int:
             next_step="`deepinfer warm` of the prefix compiles the kernels ahead",
         )
     outcomes: list[Outcome] = []
-    for target in targets:
-        outcome = _build_one(matrix, target, options)
-        outcomes.append(outcome)
-        if outcome.status != "not possible":  # that was told, and ends with its next step
-            print(outcomes_of.describe(outcome), file=sys.stderr, flush=True)
-        if outcome.exit_code and not options.keep_going:
-            break
-    if len(targets) > 1:
-        rest = [target.name for target in targets[len(outcomes) :]]
-        print(outcomes_of.summary(outcomes, not_begun=rest), file=sys.stderr)
+    rest = [target.name for target in targets]
+    try:
+        for target in targets:
+            outcome = _build_one(matrix, target, options)
+            outcomes.append(outcome)
+            rest.remove(target.name)
+            if outcome.status != "not possible":  # that was told, and ends with its next step
+                print(outcomes_of.describe(outcome), file=sys.stderr, flush=True)
+            if outcome.exit_code and not options.keep_going:
+                break
+        if len(targets) > 1:
+            print(outcomes_of.summary(outcomes, not_begun=rest), file=sys.stderr)
+    finally:
+        if outcomes:
+            done = [outcome.to_json() for outcome in outcomes]
+            give([*done, *({"image": name, "status": "not done"} for name in rest)])
     return max(outcome.exit_code for outcome in outcomes)
 
 
@@ -109,7 +120,7 @@ def _build_one(matrix: Matrix, target: Target, options: BuildOptions) -> Outcome
         return pipeline.build_target(matrix, target, options)
     except TROUBLE as problem:
         told = told_of(problem)
-        return Outcome(target.name, "not possible", told.what.partition("\n")[0], failed_with=told.exit_code)
+        return Outcome(target.name, "not possible", told.what.partition("\n")[0], error=told)
 
 
 def inspect(image: str, base: str, *, registry: str = "", as_json: bool) -> int:

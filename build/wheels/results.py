@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from build.plan import Cell
 
@@ -20,6 +20,13 @@ class CellResult:
     artefact: Path | None = None
     log: Path | None = None
     reason: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """For `build --json`; log and reason where there are any."""
+        found = {"cell": self.cell.name, "version": self.cell.component.version, "status": self.status,
+                 "key": self.cell.key, "seconds": round(self.seconds, 2)}  # fmt: skip
+        more = {"log": str(self.log or ""), "reason": self.reason}
+        return {**found, **{name: text for name, text in more.items() if text}}
 
 
 def results_table(results: Sequence[CellResult]) -> str:

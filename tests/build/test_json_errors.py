@@ -17,6 +17,7 @@ from build.attest import command
 from build.cache import REPOSITORY
 from build.command import told_plainly
 from build.errors import CellFailed, EnvironmentCannot, GateFailed, MatrixError
+from build.outcome import Outcome
 from build.setup.request import asks_json
 
 NOWHERE = "unix:///nonexistent/docker.sock"
@@ -90,6 +91,8 @@ def test_what_was_given_before_the_end_stays_the_only_document(capsys: pytest.Ca
         (("publish", "--from", "/nonexistent/x.tar", "--json"), 4),
         (("check", "--gpus", "many", "--json"), 1),
         (("inspect", "--image", "cpu", "--json"), 4),
+        (("build", "--image", "flagtre", "--json"), 3),
+        (("build", "--jobs", "0", "--json"), 1),
     ],
 )
 def test_a_verbs_failures(words: tuple[str, ...], code: int, tmp_path: Path) -> None:
@@ -129,6 +132,43 @@ class OnlyCpu:
 def only_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (verbs, command):
         monkeypatch.setattr(module.Engine, "connect", lambda: OnlyCpu())
+
+
+def built(begun: list[str]) -> Any:
+    def build_target(matrix: Any, target: Any, options: Any) -> Outcome:
+        begun.append(target.name)
+        if target.name == "vllm":
+            raise EnvironmentCannot("no space", next_step="free it")
+        if target.name == "flagos":
+            raise KeyboardInterrupt
+        return Outcome(target.name, "built", f"deepinfer:{target.name}", image_id="sha256:1")
+
+    return build_target
+
+
+def test_a_build_is_a_row_for_each_image_and_one_that_is_not_possible_has_its_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begun: list[str] = []
+    monkeypatch.setattr(pipeline, "build_target", built(begun))
+    rows: list[Any] = []
+    assert verbs.build("flagtree,vllm,cpu", verbs.BuildOptions(), rows.append) == 4
+    done = {"image": "flagtree", "status": "built", "seconds": 0, "tag": "deepinfer:flagtree", "image_id": "sha256:1"}
+    failed = {"status": "not possible", "seconds": 0, "error": "no space", "next_step": "free it", "exit_code": 4}
+    assert rows == [[done, {"image": "vllm", **failed}, {"image": "cpu", "status": "not done"}]]
+    assert begun == ["flagtree", "vllm"]
+    assert verbs.build("vllm,cpu", verbs.BuildOptions(keep_going=True), rows.append) == 4
+    assert [row["status"] for row in rows[1]] == ["not possible", "built"] and capsys.readouterr().out == ""
+    with pytest.raises(KeyboardInterrupt):
+        verbs.build("flagtree,flagos", verbs.BuildOptions(), rows.append)
+    assert rows[2] == [done, {"image": "flagos", "status": "not done"}]
+
+
+def test_a_build_that_cannot_begin_is_a_row_as_well(tmp_path: Path) -> None:
+    words = ("alone", "--search-root", str(REPOSITORY), "build", "--image", "cpu", "--json")
+    returned, told = started("program.py", *words, DEEPINFER_BUILD_CACHE=str(tmp_path / "cache"))
+    assert [(row["image"], row["exit_code"]) for row in told] == [("cpu", 4)] and returned == 4
+    assert told[0]["error"].startswith("no Docker engine answers") and told[0]["next_step"]
 
 
 @pytest.mark.usefixtures("only_cpu")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from build.errors import NothingSelected
+from build.errors import EnvironmentCannot, NothingSelected
 from build.gates.result import GateResult
 from build.matrix.load import load_matrix
 from build.outcome import Outcome, Status, Stopwatch, describe, plan_target, selected_components, summary
@@ -31,7 +31,7 @@ MATRIX = load_matrix()
 )
 def test_exit_codes(status: Status, code: int) -> None:
     assert Outcome("x", status).exit_code == code
-    assert Outcome("x", status, failed_with=4).exit_code == 4
+    assert Outcome("x", status, error=EnvironmentCannot("no space")).exit_code == 4
 
 
 def test_a_finished_image_is_told_with_gates_sizes_times_manifest_and_the_next_command() -> None:
@@ -85,6 +85,31 @@ def test_the_table_has_a_line_a_target_and_failed_component() -> None:
     assert [row.split()[0] for row in rows] == ["a", "a/deep_ep:", "b", "c"]
     assert "3.0 s" in rows[0] and rows[1].strip() == "a/deep_ep: no nccl.h (log: /l/a.log)"
     assert "not begun" in rows[3]
+
+
+def test_as_json_an_image_has_its_name_id_gates_and_seconds_and_a_failure_the_parts_of_an_error() -> None:
+    gates = (GateResult("imports", True, "all", 0.5), GateResult("elf", False, "no libx", 0.1))
+    times = {"base": 1.26, "gates": 20.0}
+    built = Outcome("cpu", "built", "deepinfer:cpu", gates=gates[:1], times=times, image_id="sha256:1").to_json()
+    assert built == {
+        "image": "cpu", "status": "built", "tag": "deepinfer:cpu", "image_id": "sha256:1", "seconds": 21.26,
+        "times": times, "gates": [gates[0].to_json()],
+    }  # fmt: skip
+    failed = Outcome("cpu", "gate failed", "deepinfer:0.1.0-cpu-x", gates=gates, image_id="sha256:2").to_json()
+    assert (failed["error"], failed["exit_code"]) == ("gates failed: elf", 5)
+    assert failed["tag"] == "deepinfer:0.1.0-cpu-x" and len(failed["gates"]) == 2
+    cells = (
+        CellResult(Cell("a", MATRIX.components["deep_ep"], "build", "f" * 64), "failed", 2.0, reason="no nccl.h",
+                   log=Path("/l/a.log")),
+        CellResult(Cell("a", MATRIX.components["_C"], "cached", "e" * 64), "cached"),
+    )  # fmt: skip
+    lost = Outcome("a", "component failed", cells=cells).to_json()
+    assert (lost["error"], lost["log"], lost["exit_code"]) == ("a/deep_ep: no nccl.h", "/l/a.log", 6)
+    assert lost["cells"][0]["log"] == "/l/a.log" and lost["cells"][1] == {
+        "cell": "a/_C", "version": MATRIX.components["_C"].version, "status": "cached", "key": "e" * 64, "seconds": 0,
+    }  # fmt: skip
+    prefix = Outcome("host", "built", "/opt/p", cells=cells[1:]).to_json()
+    assert prefix["folder"] == "/opt/p" and "tag" not in prefix and "error" not in prefix
 
 
 def test_components_of_a_pattern_are_those_that_the_target_has_in_its_order() -> None:
