@@ -19,8 +19,9 @@ from urllib3.exceptions import HTTPError, ReadTimeoutError
 
 from build.containers import Engine
 from build.errors import EnvironmentCannot
+from build.publish.connection import RegistryCannot
 from build.publish.credentials import HOW, find_credentials
-from build.publish.registry import Registry, RegistryCannot
+from build.publish.registry import Registry
 
 ATTEMPTS = 2
 REFUSED = re.compile(r"(?i)unauthorized|denied|no basic auth|authentication required|forbidden")

@@ -20,12 +20,13 @@ from docker.errors import APIError
 
 from build import cache
 from build.containers import Engine
+from build.publish.connection import RegistryCannot
 from build.publish.engine_push import push_by_engine
 from build.publish.location import IMAGES, Location
 from build.publish.manifests import Manifest
 from build.publish.read_back import ReadBack, read_back
 from build.publish.referrers import attach
-from build.publish.registry import Registry, RegistryCannot
+from build.publish.registry import Registry
 from build.publish.release import Release
 
 ROUNDS = 8

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from build.containers import Engine
+from build.publish.connection import Damaged
 from build.publish.manifests import Manifest
-from build.publish.registry import Damaged, Registry
+from build.publish.registry import Registry
 
 GZIP_OR_ZLIB = 47
 """zlib's word for: find out which of the two it is."""

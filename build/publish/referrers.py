@@ -13,8 +13,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from build.publish.artefacts import EMPTY, Document, Found, descriptor, read_artefact
+from build.publish.connection import RegistryCannot
 from build.publish.manifests import DIGEST, OCI_INDEX, OCI_MANIFEST, Manifest, sha256
-from build.publish.registry import Registry, RegistryCannot
+from build.publish.registry import Registry
 
 ROUNDS = 12
 """How often the list is looked at, and written again where another publisher writes it at the same time."""

@@ -17,9 +17,10 @@ from typing import Any
 from build import cache
 from build.containers import Engine
 from build.errors import EnvironmentCannot
+from build.publish.connection import Damaged
 from build.publish.location import COMPONENTS, Location
 from build.publish.manifests import OCI_MANIFEST, Manifest, sha256
-from build.publish.registry import Damaged, Registry
+from build.publish.registry import Registry
 from build.wheels.cell import lock_name
 from build.wheels.fetch import told_space
 from build.wheels.wheelhouse import Wheelhouse

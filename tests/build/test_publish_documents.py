@@ -15,10 +15,11 @@ from build.attest.evidence import read_evidence
 from build.attest.fetch import fetch_from
 from build.errors import EnvironmentCannot, GateFailed
 from build.publish.artefacts import CREATED, TITLE, TYPES, documents_of, read_artefact
+from build.publish.connection import Damaged
 from build.publish.location import IMAGES, Location
 from build.publish.manifests import OCI_INDEX, OCI_MANIFEST, Manifest, sha256
 from build.publish.referrers import attach, fallback_tag, find_attached, listed
-from build.publish.registry import Damaged, Registry
+from build.publish.registry import Registry
 from tests.publish_layouts import CONFIG, KEY, documents_in, evidence_in, image_manifest
 from tests.publish_stand_ins import Answers, RegistryProgram, running
 

@@ -15,12 +15,13 @@ import pytest
 
 from build import cache
 from build.call import call
+from build.publish.connection import Damaged, RegistryCannot
 from build.publish.credentials import Credentials
 from build.publish.location import COMPONENTS, Location
 from build.publish.manifests import OCI_MANIFEST, Manifest, sha256
 from build.publish.push import move_aliases
 from build.publish.read_back import Unpacked
-from build.publish.registry import Damaged, Registry, RegistryCannot
+from build.publish.registry import Registry
 from build.publish.wheels import WheelRefused, pull_missing, pull_wheel, push_wheels
 from build.wheels.wheelhouse import Wheelhouse
 from tests.publish_stand_ins import Answers, RegistryProgram, relayed, running

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from build.containers import LABEL, Engine
-from build.publish import registry as registry_module
+from build.publish import connection
 from tests.images.publish.releases import NAME
 from tests.publish_stand_ins import RegistryProgram, running
 
@@ -26,7 +26,7 @@ def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cache and a Docker configuration of the test's own, and short pauses."""
     monkeypatch.setenv("DEEPINFER_BUILD_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path / "docker"))
-    monkeypatch.setattr(registry_module, "PAUSES", (0.05, 0.1))
+    monkeypatch.setattr(connection, "PAUSES", (0.05, 0.1))
 
 
 @pytest.fixture

@@ -22,9 +22,10 @@ from build.matrix.load import load_matrix
 from build.matrix.model import Matrix
 from build.plan import Cell, TargetPlan
 from build.publish import verb
+from build.publish.connection import RegistryCannot
 from build.publish.location import IMAGES, Location
 from build.publish.push import Published, publish_image
-from build.publish.registry import Registry, RegistryCannot
+from build.publish.registry import Registry
 from build.publish.release import Release, find_release, release_of
 from build.publish.wheels import components_of, push_wheels
 from build.wheels.compile import compile_cells

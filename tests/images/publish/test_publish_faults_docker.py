@@ -20,9 +20,9 @@ from build import cache
 from build.call import call
 from build.containers import Engine
 from build.errors import EnvironmentCannot
+from build.publish.connection import RegistryCannot
 from build.publish.credentials import PASSWORD_FILE
 from build.publish.credentials import USER as USER_VARIABLE
-from build.publish.registry import RegistryCannot
 from tests.images.publish.releases import ALIASES, NAME, digests, documented, made, publish
 from tests.publish_stand_ins import HTPASSWD, PASSWORD, USER, RegistryProgram, relayed, running
 
