@@ -1,4 +1,4 @@
-"""The way to one repository of a registry: requests, logged in where they must be, and troubles that pass waited out."""
+"""The way to one repository of a registry: requests, logged in where they must be; what passes is waited out."""
 
 from __future__ import annotations
 
