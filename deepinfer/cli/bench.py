@@ -141,6 +141,7 @@ def _report(args: argparse.Namespace, llm: LLM, summary: Summary, batches: list[
         "model": str(args.model),
         "device": _name(llm),
         "backend": llm.backend,
+        "gemm": llm.gemm,
         "options": {name: getattr(args, name) for name in names if getattr(args, name, None) is not None},
         "batch_seconds": batches,
         **summary.to_json(),
@@ -156,7 +157,8 @@ def _name(llm: LLM) -> str:
 def _as_text(report: dict[str, Any], summary: Summary) -> str:
     options = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in report["options"].items())
     lines = [
-        f"{report['kind']} of {report['model']} on {report['device']}, {report['backend']} kernels",
+        f"{report['kind']} of {report['model']} on {report['device']}, {report['backend']} kernels"
+        + (f", {report['gemm']} products" if report["gemm"] != "exact" else ""),
         options,
         summary.as_text(),
     ]

@@ -43,6 +43,9 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         help="of the GPU's memory, for weights and caches together (default: 0.9)")  # fmt: skip
     add("--truncation", choices=("off", "mask", "compact"), default="off",
         help="how prompts are shortened for the later layers (default: off, exact)")  # fmt: skip
+    add("--gemm", choices=("exact", "deep_gemm"), default="exact",
+        help="products with quantised weights: exact (default), or DeepGEMM's in FP8, on a Hopper GPU: faster, not "
+        "exact")  # fmt: skip
     add("--quiet", action="store_true", help="no progress and no summary on stderr")
 
 
@@ -57,7 +60,7 @@ def open_llm(args: argparse.Namespace) -> LLM:
 
     with Progress("weights", None, shown=not args.quiet, bytes_=True) as bar:
         try:
-            return LLM(
+            llm = LLM(
                 args.model,
                 device=args.device,
                 backend=args.backend,
@@ -69,12 +72,16 @@ def open_llm(args: argparse.Namespace) -> LLM:
                 blocks=args.blocks,
                 memory_fraction=args.memory_fraction,
                 truncation=args.truncation,
+                gemm=args.gemm,
                 progress=bar.reach,
             )
         except DeepInferError:  # some are ValueErrors too
             raise
         except ValueError as problem:
             raise UsageError(f"the options cannot be taken: {problem}", next_step="correct this option") from problem
+    if llm.gemm_notice:  # with --quiet too: it changes what is computed
+        print(f"--gemm {llm.gemm}: {llm.gemm_notice}", file=sys.stderr, flush=True)
+    return llm
 
 
 def tell(args: argparse.Namespace, text: str) -> None:

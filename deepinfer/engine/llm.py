@@ -19,6 +19,7 @@ from deepinfer.engine.outputs import Completion, RequestOutput
 from deepinfer.engine.placement import Backend, device_of, kernels_of
 from deepinfer.engine.sequence import Request
 from deepinfer.errors import CheckpointError, DeepInferError
+from deepinfer.model.deep_gemm import Gemm
 from deepinfer.model.load import LoadFormat, Progress, load_model
 from deepinfer.model.model import KEEP_TOKENS, Truncation
 from deepinfer.ops import dispatch
@@ -53,6 +54,8 @@ class LLM:
         blocks: cache blocks of 128 tokens; None: as many as fit.
         memory_fraction: of a GPU's memory, for weights and caches together, where blocks is None.
         prefix_caching: whether what prompts have in common is computed once.
+        gemm: "exact", or "deep_gemm": FP8 products of DeepGEMM, on a Hopper GPU that has it: faster, and not exact.
+            Both are told in `gemm`, and what stays exact all the same in `gemm_notice`.
         progress: told (bytes of weights brought so far, bytes in all) while they are loaded.
 
     Raises:
@@ -82,6 +85,7 @@ class LLM:
         blocks: int | None = None,
         memory_fraction: float = 0.9,
         prefix_caching: bool = True,
+        gemm: Gemm = "exact",
         progress: Progress | None = None,
     ) -> None:
         options = EngineOptions(
@@ -99,7 +103,7 @@ class LLM:
                 cause="a model is named by the folder that it was downloaded to" if not path.exists() else "",
                 next_step="give the folder with config.json in it; `deepinfer tiny DIR` writes one to try",
             )
-        self.device = device_of(device)
+        self.folder, self.device = path, device_of(device)
         self._ops = kernels_of(backend, self.device)
         small = self.device.type == "cpu" and read_config(path).hidden <= _SMALL
         self._alone = small and not envs.read(envs.OMP_NUM_THREADS)
@@ -112,12 +116,18 @@ class LLM:
                 seed=seed,
                 truncation=truncation,
                 keep_tokens=keep_tokens,
+                gemm=gemm,
                 progress=progress,
             )
             self.engine = Engine(loaded, options)
         self.tokenizer = loaded.tokenizer
         self.config = loaded.config
+        self.gemm, self.gemm_notice = loaded.gemm, loaded.gemm_notice
         self._streaming = False
+
+    def __repr__(self) -> str:
+        notice = f"; {self.gemm_notice}" if self.gemm_notice else ""
+        return f"<LLM {str(self.folder)!r} on {self.device}, {self.backend} kernels, {self.gemm} products{notice}>"
 
     @property
     def max_model_len(self) -> int:

@@ -17,8 +17,9 @@ _EXAMPLE = """examples:
   deepinfer tiny tiny-model && python -m deepinfer.exactness --model tiny-model
   python -m deepinfer.exactness --model tiny-model --device cuda --chunk 64 --decoded 32 --json
   python -m deepinfer.exactness --model tiny-model --file prompt.txt
+  python -m deepinfer.exactness --model tiny-model --device cuda --gemm deep_gemm
 
-exit code 5: the engine is further off than noise explains.
+exit code 5: the engine is further off than noise explains (with --gemm deep_gemm that is told, and no fault).
 """
 
 
@@ -39,6 +40,8 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--model", type=Path, required=True, metavar="DIR", help="folder of a small checkpoint")
     parser.add_argument("--load-format", choices=("auto", "dummy"), default="auto", help="dummy: seeded weights")
     parser.add_argument("--device", help="where the engine runs (default: a GPU where the driver sees one)")
+    parser.add_argument("--gemm", choices=("exact", "deep_gemm"), default="exact",
+                        help="deep_gemm: how far DeepGEMM's FP8 products are off, on a Hopper GPU")  # fmt: skip
     given = parser.add_mutually_exclusive_group()
     given.add_argument("--prompt", metavar="TEXT", help="default: random tokens, the same each time")
     given.add_argument("--file", metavar="FILE", help="a UTF-8 file with the prompt; - is stdin")
@@ -59,7 +62,7 @@ def _run(options: argparse.Namespace) -> int:
     from deepinfer.exactness import compare, open_subject, report
 
     device = options.device or ("cuda" if platform.detect().kind == "cuda" else "cpu")
-    subject = open_subject(options.model, device=device, load_format=options.load_format)
+    subject = open_subject(options.model, device=device, load_format=options.load_format, gemm=options.gemm)
     tokens = _prompt(options, subject.config.vocab_size)
     if options.decoded >= len(tokens):
         raise UsageError(
@@ -72,7 +75,7 @@ def _run(options: argparse.Namespace) -> int:
             next_step=f"--tokens {subject.model.max_positions}",
         )
     found = compare(subject, tokens, chunk=options.chunk, decoded=options.decoded)
-    facts: dict[str, Any] = report.facts(found, device)
+    facts: dict[str, Any] = report.facts(found, subject, device)
     print(json.dumps(facts, indent=2) if options.json else report.table(facts))
     return 5 if facts["faults"] else 0
 

@@ -51,6 +51,10 @@ class Comparison:
         best = self.expected.logits.topk(2).values
         return best[:, 0] - best[:, 1] > FACTOR * self.noise.absolute
 
+    def same_tokens(self, run: EngineRun) -> float:
+        """The share of rows whose best token is the oracle's, clear or not."""
+        return float((run.logits.argmax(-1) == self.expected.logits.argmax(-1)).float().mean())
+
     def wrong_tokens(self, run: EngineRun, rows: int | None = None) -> list[int]:
         """Rows whose best token is another than the oracle's, although that one is clear."""
         other = run.logits.argmax(-1) != self.expected.logits.argmax(-1)

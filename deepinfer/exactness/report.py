@@ -6,10 +6,15 @@ from typing import Any
 
 from deepinfer.exactness.choices import FACTOR
 from deepinfer.exactness.comparison import Comparison
+from deepinfer.exactness.noise import distance
+from deepinfer.exactness.subject import Subject
 
 
-def facts(found: Comparison, device: str) -> dict[str, Any]:
-    """Everything that is printed, in plain numbers. Errors are relative L2; `device` is where the engine ran."""
+def facts(found: Comparison, subject: Subject, device: str) -> dict[str, Any]:
+    """Everything that is printed, in plain numbers. Errors are relative L2; `device` is where the engine ran.
+
+    Products that are not exact have no faults: how far they are off is told, and judged by nothing.
+    """
     differences = found.differences
     clear = int(found.clear_rows().sum())
     layers = [
@@ -25,26 +30,32 @@ def facts(found: Comparison, device: str) -> dict[str, Any]:
     ]
     return {
         "device": device,
+        "gemm": subject.gemm,
+        "gemm_notice": subject.gemm_notice,
         "tokens": len(found.forced.logits),
         "noise": found.noise.relative,
         "noise_abs": found.noise.absolute,
         "allowed": found.allowed,
         "forced": found.error,
+        "free": distance(found.free.logits, found.expected.logits),
         "free_before_choices": found.free_error,
         "layers": layers,
         "clear_rows": clear,
+        "same_tokens": {"forced": found.same_tokens(found.forced), "free": found.same_tokens(found.free)},
         "wrong_tokens": len(found.wrong_tokens(found.forced)),
         "first_differences": len(differences.first),
         "near_ties": len(differences.first) - len(differences.beyond),
         "rows_before_choices": differences.rows,
-        "faults": found.faults(),
+        "faults": found.faults() if subject.gemm == "exact" else [],
     }
 
 
 def table(told: dict[str, Any]) -> str:
     """The facts as text."""
+    exact = told["gemm"] == "exact"
+    products = "" if exact else f", {told['gemm']} products"
     lines = [
-        f"{told['tokens']} tokens, engine on {told['device']}; errors are relative L2 of what enters a layer",
+        f"{told['tokens']} tokens, engine on {told['device']}{products}; errors are relative L2 of what enters a layer",
         "",
         "layer    noise   forced     free   experts   entries   (rows that choose otherwise, free-running)",
     ]
@@ -63,5 +74,19 @@ def table(told: dict[str, Any]) -> str:
         f"free-running: {told['first_differences']} choices differ that no other explains, {told['near_ties']} of them "
         f"near-ties; the {told['rows_before_choices']} rows before them are off by {told['free_before_choices']:.1e}",
     ]
-    lines += [f"FAULT: {text}" for text in told["faults"]] or ["exact: noise explains every difference"]
+    if not exact:
+        lines += _drift(told)
+    else:
+        lines += [f"FAULT: {text}" for text in told["faults"]] or ["exact: noise explains every difference"]
     return "\n".join(lines)
+
+
+def _drift(told: dict[str, Any]) -> list[str]:
+    """Of products that are not exact."""
+    same = told["same_tokens"]
+    lines = [
+        f"drift: the logits are off by {told['forced']:.1e} with the oracle's choices and {told['free']:.1e} "
+        f"free-running; the best token is the oracle's in {same['forced']:.1%} and {same['free']:.1%} of all rows",
+        f"{told['gemm']} products are not exact: nothing here is a fault",
+    ]
+    return [*lines, told["gemm_notice"]] if told["gemm_notice"] else lines

@@ -14,6 +14,7 @@ from deepinfer import envs
 from deepinfer.config import ModelConfig, read_config
 from deepinfer.loading.checkpoint import Checkpoint
 from deepinfer.loading.dummy import dummy_tensors
+from deepinfer.model.deep_gemm import Gemm
 from deepinfer.model.load import LoadedModel, load_model
 from deepinfer.model.model import Model
 from deepinfer.reference import Oracle, Precision
@@ -28,13 +29,15 @@ _SMALL = 1024
 class Subject:
     """tensors: by their names in a checkpoint, on the CPU, where the oracle runs. lookup: engram's vocabulary.
 
-    model: the same weights, on any device.
+    model: the same weights, on any device. gemm, gemm_notice: how it multiplies them, as `LoadedModel` has it.
     """
 
     config: ModelConfig
     tensors: Mapping[str, torch.Tensor]
     lookup: torch.Tensor | None
     model: Model
+    gemm: Gemm = "exact"
+    gemm_notice: str = ""
 
     def oracle(self, precision: Precision = ROUNDED) -> Oracle:
         """The oracle with these weights."""
@@ -42,21 +45,26 @@ class Subject:
 
 
 def open_subject(
-    folder: Path, *, device: torch.device | str, load_format: Literal["auto", "dummy"] = "auto", seed: int = 0
+    folder: Path,
+    *,
+    device: torch.device | str,
+    load_format: Literal["auto", "dummy"] = "auto",
+    seed: int = 0,
+    gemm: Gemm = "exact",
 ) -> Subject:
-    """Both from a checkpoint's folder; "dummy" as `load_model` has it.
+    """Both from a checkpoint's folder; "dummy" and `gemm` as `load_model` has them.
 
     Raises:
         DeepInferError: as `load_model` raises it.
     """
     with threads_for(read_config(folder)):
-        loaded = load_model(folder, device=device, load_format=load_format, seed=seed)
+        loaded = load_model(folder, device=device, load_format=load_format, seed=seed, gemm=gemm)
         tensors = _tensors(folder, loaded, load_format, seed)
     lookup = None
     if loaded.config.engram is not None:
         size = loaded.config.engram.compressed_vocab
         lookup = loaded.tokenizer.lookup() if loaded.tokenizer else torch.arange(loaded.config.vocab_size) % size
-    return Subject(loaded.config, tensors, lookup, loaded.model)
+    return Subject(loaded.config, tensors, lookup, loaded.model, gemm, loaded.gemm_notice)
 
 
 def _tensors(folder: Path, loaded: LoadedModel, load_format: str, seed: int) -> dict[str, torch.Tensor]:

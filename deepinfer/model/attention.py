@@ -6,15 +6,14 @@ import torch
 
 from deepinfer.cache.layout import index_format, main_format
 from deepinfer.cache.pool import Caches
-from deepinfer.config import FP8_BLOCK, ModelConfig
+from deepinfer.config import ModelConfig
 from deepinfer.model import weights
 from deepinfer.model.access import Access, Queries, store
-from deepinfer.ops.activation import Quantized, quantize_fp4, quantize_fp8
+from deepinfer.ops.activation import quantize_fp4
 from deepinfer.ops.fused_transform import NormArgs
 from deepinfer.ops.hyper import HyperStep
-from deepinfer.ops.linear import bf16_linear, fp8_grouped_linear, fp8_linear
-from deepinfer.ops.norm import norm
-from deepinfer.ops.rotary import rotate, rotate_heads_quantize
+from deepinfer.ops.linear import bf16_linear
+from deepinfer.ops.rotary import rotate
 
 
 class Attention:
@@ -32,9 +31,8 @@ class Attention:
         """
         config, own, shape = self.config, self.own.attention, self.config.attention
         rank, heads = shape.q_rank, shape.heads * shape.head_dim
-        entered = fp8_linear(step.values, step.scales, *own.enter)
-        low = normed(entered[:, :rank], own.q_norm, config.rms_eps)
-        projected = fp8_linear(*low, *own.heads)
+        entered = own.enter.of_step(step)
+        projected = own.heads.of_norm(entered[:, :rank], own.q_norm, config.rms_eps)
         q = self._turned(projected[:, :heads], shape.heads, access)
         access.window(self.layer, entered[:, rank:], NormArgs(own.kv_norm, config.rms_eps), self.rope)
         entries = None
@@ -48,9 +46,7 @@ class Attention:
             assert entries is not None
             access.use(self.layer, entries)
         o = access.attend(self.layer, q, own.sink, shape.head_dim**-0.5)
-        values, scales = rotate_heads_quantize(o, access.positions, self.rope, shape.o_groups)
-        grouped = quantize_fp8(fp8_grouped_linear(values, scales, *own.groups))
-        return fp8_linear(*grouped, *own.leave), entries
+        return own.leave.of_rows(own.groups(o, access.positions, self.rope)), entries
 
     def _turned(self, columns: torch.Tensor, heads: int, access: Access) -> torch.Tensor:
         """Columns of a product as heads [n, heads, d], contiguous and rotated; in place where they are all of it."""
@@ -73,11 +69,3 @@ class Attention:
             keys = bf16_linear(before_rope, own.index_keys.project)
             gain = NormArgs(own.index_keys.norm, config.rms_eps)
             store(keys, gain, positions, self.rope, caches.index_keys(layer), index_format(config), places)
-
-
-def normed(x: torch.Tensor, weight: torch.Tensor, eps: float) -> Quantized:
-    """Q8 of the norm of x [n, k]: e4m3 [n, k] and uint8 [n, k / 32]."""
-    values, packed = norm(
-        x, weight, eps=eps, fmt="e4m3", num_per_channels=FP8_BLOCK, round_sf=True, use_packed_ue8m0=True
-    )
-    return values, packed.view(torch.uint8)[:, : x.shape[1] // FP8_BLOCK].contiguous()

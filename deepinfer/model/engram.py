@@ -10,7 +10,6 @@ from deepinfer.model.batch import Batch
 from deepinfer.ops import dispatch
 from deepinfer.ops.activation import Quantized
 from deepinfer.ops.engram import engram_gate, engram_gather, engram_rows
-from deepinfer.ops.linear import fp8_linear
 
 
 class Engram:
@@ -44,6 +43,6 @@ class Engram:
 
     def __call__(self, trunk: torch.Tensor, batch: Batch, layer: int) -> torch.Tensor:
         """The trunk [n, 4, d] with the memory of each row's n-grams, in place."""
-        values, scales = batch.fetched[layer] if self.on_host else self.fetch(batch.ngrams)
-        kv = fp8_linear(values, scales, *self.own.project)
+        rows = batch.fetched[layer] if self.on_host else self.fetch(batch.ngrams)
+        kv = self.own.project.of_quantized(rows)
         return engram_gate(trunk, kv, self.own.gains, self.eps, out=trunk)

@@ -18,7 +18,9 @@ from deepinfer.errors import CheckpointError, DeepInferError
 from deepinfer.loading.checkpoint import Checkpoint
 from deepinfer.loading.dummy import dummy_tensors
 from deepinfer.loading.inventory import inventory
+from deepinfer.model.deep_gemm import Gemm, products_of
 from deepinfer.model.model import KEEP_TOKENS, Model, Truncation
+from deepinfer.model.products import Products
 from deepinfer.model.weights import Take, Weights, gather_weights
 from deepinfer.tokenizer import Tokenizer
 
@@ -34,12 +36,15 @@ class LoadedModel:
     """A model, and what belongs to it.
 
     tokenizer: None where dummy weights are for a folder without one. stop_ids: tokens that end an answer.
+    gemm: how quantised weights are multiplied. gemm_notice: what a user has to know of that, or ''.
     """
 
     config: ModelConfig
     model: Model
     tokenizer: Tokenizer | None
     stop_ids: tuple[int, ...]
+    gemm: Gemm = "exact"
+    gemm_notice: str = ""
 
 
 def load_model(
@@ -53,6 +58,7 @@ def load_model(
     truncation: Truncation = "off",
     keep_tokens: int = KEEP_TOKENS,
     max_positions: int | None = None,
+    gemm: Gemm = "exact",
     progress: Progress | None = None,
 ) -> LoadedModel:
     """Read a checkpoint's folder: config.json, the tokenizer's files and the weights.
@@ -66,6 +72,8 @@ def load_model(
             from their files, and what a step needs of them travels with its tokens.
         seed: of dummy weights.
         truncation, keep_tokens, max_positions: as `Model` takes them.
+        gemm: "deep_gemm" quantises weights and activations anew for DeepGEMM's FP8 products, which are faster and not
+            exact; weights that these cannot take stay exact, which is told. The experts' take twice the memory.
 
     Raises:
         ConfigError, CheckpointError, DeepInferError: the folder holds no model, not the whole of it, or one that
@@ -78,15 +86,16 @@ def load_model(
     if engram_rows is not None and engram_rows < 1:
         raise ValueError(f"engram_rows must be at least 1, not {engram_rows}")
     config = read_config(folder)
+    where = torch.device(device)
+    products = products_of(gemm, where)
     with_tokenizer = load_format == "auto" or (folder / "tokenizer.json").exists()
     tokenizer = Tokenizer(folder) if with_tokenizer else None
     lookup = _lookup(config, tokenizer)
-    where = torch.device(device)
     try:
         if load_format == "dummy":
-            weights = _dummy(config, where, seed, engram_rows, engram_device, progress)
+            weights = _dummy(config, where, seed, engram_rows, engram_device, progress, products)
         else:
-            weights = _read(folder, config, where, engram_rows, engram_device, progress)
+            weights = _read(folder, config, where, engram_rows, engram_device, progress, products)
         model = Model(
             *(config, weights),
             lookup=lookup,
@@ -97,11 +106,13 @@ def load_model(
     except torch.OutOfMemoryError as problem:
         raise DeepInferError(
             f"the weights do not fit {where}: they take {_wanted(config) / 2**30:.0f} GiB",
-            cause="the model needs more GPUs, or another program holds the memory",
+            cause="the model needs more GPUs, or another program holds the memory"
+            + ("; --gemm deep_gemm doubles what experts take" if gemm != "exact" else ""),
             next_step="--engram-rows N leaves most of the n-gram tables out, for trials; from Python, "
             "load_model(…, engram_device='cpu') keeps them on the host",
         ) from problem
-    return LoadedModel(config, model, tokenizer, (tokenizer.eos_id,) if tokenizer is not None else ())
+    stop_ids = (tokenizer.eos_id,) if tokenizer is not None else ()
+    return LoadedModel(config, model, tokenizer, stop_ids, gemm, products.notice())
 
 
 def _lookup(config: ModelConfig, tokenizer: Tokenizer | None) -> torch.Tensor | None:
@@ -151,10 +162,11 @@ def _read(
     engram_rows: int | None,
     engram_device: torch.device | str | None,
     progress: Progress | None,
+    products: Products,
 ) -> Weights:
     with Checkpoint.open(folder, config) as checkpoint:
         weights = gather_weights(
-            config, _Counted(config, checkpoint.take, engram_rows, progress), device, engram_device
+            config, _Counted(config, checkpoint.take, engram_rows, progress), device, engram_device, products
         )
         checkpoint.left -= {name for name in checkpoint.left if name.startswith(_UNUSED)}
         checkpoint.finish()
@@ -168,9 +180,10 @@ def _dummy(
     engram_rows: int | None,
     engram_device: torch.device | str | None,
     progress: Progress | None,
+    products: Products,
 ) -> Weights:
     made = dict(_made(config, device, seed, engram_rows))
-    return gather_weights(config, _Counted(config, made.pop, None, progress), device, engram_device)
+    return gather_weights(config, _Counted(config, made.pop, None, progress), device, engram_device, products)
 
 
 def _made(

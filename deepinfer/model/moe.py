@@ -6,12 +6,10 @@ import torch
 
 from deepinfer.config import Moe as MoeConfig
 from deepinfer.model import weights
-from deepinfer.ops.activation import swiglu_quantize
-from deepinfer.ops.experts import combine, expert_linear, expert_order
+from deepinfer.ops.experts import combine
 from deepinfer.ops.gate import gate_topk
-from deepinfer.ops.gather import gather
 from deepinfer.ops.hyper import HyperStep
-from deepinfer.ops.linear import bf16_linear, fp8_linear
+from deepinfer.ops.linear import bf16_linear
 
 
 class Moe:
@@ -27,17 +25,11 @@ class Moe:
 
         valid: bool [n], rows that are not padding; None: all. forced: experts in place of the gate's own choice.
         """
-        config, own = self.config, self.own
+        own, limit = self.own, self.config.swiglu_limit
         ids, scaled = self.route(step.y, valid, forced)
-        inner = swiglu_quantize(fp8_linear(step.values, step.scales, *own.shared_in), None, config.swiglu_limit)
-        shared = fp8_linear(*inner, *own.shared_out)
-        order, offsets = expert_order(ids, config.experts)
-        rows = torch.div(order, config.topk, rounding_mode="floor")  # -1 stays
-        gate_up = expert_linear(step.values, step.scales, rows, offsets, *own.routed_in)
-        inner = swiglu_quantize(gate_up, gather(scaled.flatten(), order), config.swiglu_limit)
-        places = torch.arange(len(order), dtype=torch.int32, device=order.device)
-        routed = expert_linear(*inner, places, offsets, *own.routed_out)
-        return combine(shared, routed, order, config.topk), ids
+        shared = own.shared_out.of_swiglu(own.shared_in.of_step(step), limit)
+        routed, order = own.routed(step, ids, scaled)
+        return combine(shared, routed, order, self.config.topk), ids
 
     def route(
         self, y: torch.Tensor, valid: torch.Tensor | None, forced: torch.Tensor | None

@@ -9,23 +9,10 @@ from typing import NamedTuple
 import torch
 
 from deepinfer.config import ModelConfig
+from deepinfer.model.products import EXACT, Experts, Fp4, Fp8, Heads, Linear, Products
 
 Take = Callable[[str], torch.Tensor]
 """Gives the tensor of a name in a checkpoint; each is asked for once."""
-
-
-class Fp8(NamedTuple):
-    """e4m3 [o, k] and uint8 [o / 32, k / 32]: scales 2^(byte - 127) of blocks."""
-
-    values: torch.Tensor
-    scales: torch.Tensor
-
-
-class Fp4(NamedTuple):
-    """Of all experts: e2m1 as int8 [experts, o, k / 2], and uint8 [experts, o, k / 32]."""
-
-    values: torch.Tensor
-    scales: torch.Tensor
 
 
 class Hyper(NamedTuple):
@@ -41,13 +28,13 @@ class Hyper(NamedTuple):
 class Attention:
     """enter: wq_a and then wkv. heads: wq_b, and then the indexer's where the layer chooses entries."""
 
-    enter: Fp8
+    enter: Linear
     q_norm: torch.Tensor
-    heads: Fp8
+    heads: Linear
     kv_norm: torch.Tensor
     sink: torch.Tensor
-    groups: Fp8
-    leave: Fp8
+    groups: Heads
+    leave: Linear
 
 
 @dataclass(frozen=True)
@@ -68,15 +55,16 @@ class IndexKeys:
 
 @dataclass(frozen=True)
 class Moe:
-    """gate [experts, d], with its biases for text and for images; *_in: the gates' rows (w1), then the others' (w3)."""
+    """gate [experts, d], with its biases for text and for images; shared_in: the gates' rows (w1), then the others'
+    (w3).
+    """
 
     gate: torch.Tensor
     bias: torch.Tensor
     bias_image: torch.Tensor
-    shared_in: Fp8
-    shared_out: Fp8
-    routed_in: Fp4
-    routed_out: Fp4
+    shared_in: Linear
+    shared_out: Linear
+    routed: Experts
 
 
 @dataclass(frozen=True)
@@ -85,7 +73,7 @@ class Engram:
 
     table: torch.Tensor
     table_scales: torch.Tensor
-    project: Fp8
+    project: Linear
     gains: torch.Tensor
 
 
@@ -114,22 +102,29 @@ class Weights:
 
 
 def gather_weights(
-    config: ModelConfig, take: Take, device: torch.device | str, engram_device: torch.device | str | None = None
+    config: ModelConfig,
+    take: Take,
+    device: torch.device | str,
+    engram_device: torch.device | str | None = None,
+    products: Products = EXACT,
 ) -> Weights:
     """Ask for every tensor that the model's forward needs, and bring them to the device, layer after layer.
 
     engram_device: of the n-gram tables, where it is another: "cpu" keeps them on the host.
+    products: how the quantised weights are multiplied. What a weight was made of is let go when the next is asked for.
     """
     tables = torch.device(device if engram_device is None else engram_device)
-    reader = _Reader(config, take, torch.device(device), tables)
+    reader = _Reader(config, take, torch.device(device), tables, products)
     embed = reader.plain("embed.weight")
     layers = tuple(reader.layer(layer) for layer in range(config.layers))
     return Weights(embed, layers, reader.plain("norm.weight"), reader.plain("head.weight"))
 
 
 class _Reader:
-    def __init__(self, config: ModelConfig, take: Take, device: torch.device, tables: torch.device) -> None:
-        self.config, self.take, self.device, self.tables = config, take, device, tables
+    def __init__(
+        self, config: ModelConfig, take: Take, device: torch.device, tables: torch.device, products: Products
+    ) -> None:
+        self.config, self.take, self.device, self.tables, self.products = config, take, device, tables, products
 
     def plain(self, name: str) -> torch.Tensor:
         return self.take(name).to(self.device)
@@ -150,6 +145,9 @@ class _Reader:
             return Fp8(values[0], scales[0])
         joined = torch.cat([one.view(torch.uint8) for one in values]).view(torch.float8_e4m3fn)
         return Fp8(joined, torch.cat(scales))
+
+    def linear(self, *names: str) -> Linear:
+        return self.products.linear(self.fp8(*names), " and ".join(names))
 
     def experts(self, name: str, *parts: str) -> Fp4:
         """A weight of every expert, its parts one below the other."""
@@ -197,13 +195,13 @@ class _Reader:
     def attention(self, name: str, chooses: bool) -> Attention:
         heads = [f"{name}.wq_b", *([f"{name}.indexer.wq_b"] if chooses else [])]
         return Attention(
-            enter=self.fp8(f"{name}.wq_a", f"{name}.wkv"),
+            enter=self.linear(f"{name}.wq_a", f"{name}.wkv"),
             q_norm=self.plain(f"{name}.q_norm.weight"),
-            heads=self.fp8(*heads),
+            heads=self.linear(*heads),
             kv_norm=self.plain(f"{name}.kv_norm.weight"),
             sink=self.plain(f"{name}.attn_sink"),
-            groups=self.fp8(f"{name}.wo_a"),
-            leave=self.fp8(f"{name}.wo_b"),
+            groups=self.products.heads(self.fp8(f"{name}.wo_a"), self.config.attention.o_groups, f"{name}.wo_a"),
+            leave=self.linear(f"{name}.wo_b"),
         )
 
     def compressor(self, name: str, layer: int) -> Compressor:
@@ -211,20 +209,24 @@ class _Reader:
         return Compressor(self.joined(*parts), self.plain(f"{name}.norm.weight"))
 
     def moe(self, name: str) -> Moe:
+        moe = self.config.moe
         return Moe(
             gate=self.joined(f"{name}.gate"),
             bias=self.plain(f"{name}.gate.bias"),
             bias_image=self.plain(f"{name}.gate.bias_vl"),
-            shared_in=self.fp8(f"{name}.shared_experts.w1", f"{name}.shared_experts.w3"),
-            shared_out=self.fp8(f"{name}.shared_experts.w2"),
-            routed_in=self.experts(f"{name}.experts", "w1", "w3"),
-            routed_out=self.experts(f"{name}.experts", "w2"),
+            shared_in=self.linear(f"{name}.shared_experts.w1", f"{name}.shared_experts.w3"),
+            shared_out=self.linear(f"{name}.shared_experts.w2"),
+            routed=self.products.experts(
+                self.experts(f"{name}.experts", "w1", "w3"),
+                self.experts(f"{name}.experts", "w2"),
+                *(moe.swiglu_limit, moe.topk, f"{name}.experts"),
+            ),
         )
 
     def engram(self, name: str) -> Engram:
         return Engram(
             table=self.take(f"{name}.embed.weight").to(self.tables),
             table_scales=self.take(f"{name}.embed.scale").view(torch.uint8).to(self.tables),
-            project=self.fp8(f"{name}.wkv"),
+            project=self.linear(f"{name}.wkv"),
             gains=self.plain(f"{name}.q_weight").float() * self.plain(f"{name}.k_weight").float(),
         )
