@@ -1,53 +1,19 @@
-"""Locks: reading them, fetching their wheels with the real pip (from a folder, without network), unpacking wheels."""
+"""Locks: reading them, and fetching their wheels with the real pip (from a folder, without network)."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import subprocess
 import sys
-import zipfile
-from collections.abc import Mapping
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import pytest
 
 from build import relock
-from build.errors import BuildError, EnvironmentCannot, MatrixError
-from build.locks import Pin, fetch_lock, fetched_wheels, install_wheel, read_lock, sha256
+from build.errors import EnvironmentCannot, MatrixError
+from build.locks import Pin, fetch_lock, fetched_wheels, read_lock, sha256
+from tests.build.small_wheels import make_wheel
 
 ONES, TWOS = "1" * 64, "2" * 64
-
-
-def make_wheel(
-    folder: Path,
-    name: str = "alpha",
-    version: str = "1.0",
-    *,
-    tag: str = "py3-none-any",
-    files: Mapping[str, str] | None = None,
-    needs: str = "",
-) -> Path:
-    """A small wheel that pip and installer accept."""
-    folder.mkdir(parents=True, exist_ok=True)
-    info = f"{name}-{version}.dist-info"
-    requires = f"Requires-Dist: {needs}\n" if needs else ""
-    content = {
-        f"{name}/__init__.py": f"VERSION = {version!r}\n",
-        **(files or {}),
-        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{requires}",
-        f"{info}/WHEEL": f"Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: {tag}\n",
-    }
-    record = ""
-    for path, text in content.items():
-        digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).decode().rstrip("=")
-        record += f"{path},sha256={digest},{len(text.encode())}\n"
-    content[f"{info}/RECORD"] = f"{record}{info}/RECORD,,\n"
-    wheel = folder / f"{name}-{version}-{tag}.whl"
-    with zipfile.ZipFile(wheel, "w", zipfile.ZIP_STORED) as archive:
-        for path, text in content.items():
-            archive.writestr(path, text)
-    return wheel
 
 
 def write_lock(path: Path, *wheels: Path, header: str = "") -> Path:
@@ -295,58 +261,3 @@ def test_requirements_that_nothing_satisfies_leave_no_lock(
     assert relock.main(["relock", str(source), "--python", "3.13"]) == 2
     assert "absent==1" in capsys.readouterr().err
     assert not source.with_suffix(".lock").exists()
-
-
-COMMANDS = {"alpha-1.0.dist-info/entry_points.txt": "[console_scripts]\nalpha = alpha:main\n"}
-SCRIPT = {"alpha-1.0.data/scripts/tool": "#!python\nprint('tool')\n", "alpha-1.0.data/data/share/alpha.txt": "x\n"}
-
-
-def test_a_wheel_is_unpacked_with_its_commands(tmp_path: Path) -> None:
-    wheel = make_wheel(tmp_path, files={**COMMANDS, **SCRIPT})
-    tree = tmp_path / "tree"
-    install_wheel(
-        wheel, PurePosixPath("/opt/x/site"), tree, scripts=PurePosixPath("/opt/x/bin"), python="/usr/bin/python3"
-    )
-    assert (tree / "opt/x/site/alpha/__init__.py").read_text() == "VERSION = '1.0'\n"
-    for name in ("alpha", "tool"):
-        command = tree / "opt/x/bin" / name
-        assert command.read_text().splitlines()[0] == "#!/usr/bin/python3"
-        assert command.stat().st_mode & 0o111
-    assert (tree / "opt/x/share/alpha.txt").exists()
-    found = subprocess.run(
-        [sys.executable, "-c", "import importlib.metadata as m; print(m.version('alpha'))"],
-        env={"PYTHONPATH": str(tree / "opt/x/site")},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert found.stdout == "1.0\n"
-
-
-def test_without_a_folder_for_commands_none_is_written_nor_recorded(tmp_path: Path) -> None:
-    wheel = make_wheel(tmp_path, files={**COMMANDS, **SCRIPT})
-    tree = tmp_path / "tree"
-    install_wheel(wheel, PurePosixPath("/opt/x/site"), tree, scripts=None, python="/usr/bin/python3")
-    assert not (tree / "opt/x/bin").exists()
-    record = (tree / "opt/x/site/alpha-1.0.dist-info/RECORD").read_text()
-    assert "bin/" not in record and "tool" not in record
-    assert "alpha/__init__.py,sha256=" in record
-
-
-def test_a_second_wheel_with_the_same_file_and_a_damaged_wheel_are_refused(tmp_path: Path) -> None:
-    site, tree = PurePosixPath("/opt/x/site"), tmp_path / "tree"
-    install_wheel(make_wheel(tmp_path), site, tree, scripts=None, python="/usr/bin/python3")
-    clash = make_wheel(tmp_path, "beta", files={"alpha/__init__.py": "VERSION = 'mine'\n"})
-    with pytest.raises(EnvironmentCannot, match=r"beta-1\.0"):
-        install_wheel(clash, site, tree, scripts=None, python="/usr/bin/python3")
-    damaged = tmp_path / "gamma-1.0-py3-none-any.whl"
-    damaged.write_bytes(clash.read_bytes()[:100])
-    with pytest.raises(BuildError, match="gamma"):
-        install_wheel(damaged, site, tree, scripts=None, python="/usr/bin/python3")
-
-
-def test_a_wheel_cannot_write_outside_its_folders(tmp_path: Path) -> None:
-    wheel = make_wheel(tmp_path, files={"../../../escaped.py": "x = 1\n"})
-    with pytest.raises(EnvironmentCannot):
-        install_wheel(wheel, PurePosixPath("/opt/x/site"), tmp_path / "tree", scripts=None, python="/usr/bin/python3")
-    assert not list(tmp_path.rglob("escaped.py"))

@@ -1,92 +1,16 @@
-"""The plan: what is cached, built or unsupported and why, and what a key does and does not depend on."""
+"""The plan: what is cached, built or unsupported and why, with an inspection and without."""
+
+from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from build.inspection import Inspection, Library
-from build.matrix.load import load_matrix
-from build.matrix.model import Matrix, Target
-from build.plan import Cell, TargetPlan, make_plan
-
-MATRIX = load_matrix()
-NCCL = "/usr/local/lib/python3.13/dist-packages/nvidia/nccl/lib/libnccl.so.2"
-SEEN = Inspection(
-    base_id="sha256:" + "a" * 64,
-    reference="deepinfer-base:flagtree",
-    os="debian 13",
-    machine="x86_64",
-    python="3.13.5",
-    python_tag="cp313",
-    ext_suffix=".cpython-313-x86_64-linux-gnu.so",
-    executable="/usr/bin/python3",
-    site="/usr/local/lib/python3.13/dist-packages",
-    torch="2.11.0+cu130",
-    torch_git="0123abcd",
-    cuda="13.0",
-    triton="3.6.0",
-    nccl=(Library(NCCL, "libnccl.so.2", "2.28.9"),),
-    nccl_loaded=NCCL,
-    nccl_version="2.28.9",
-    nccl_header="2.28.9",
-    gcc="14.2.0",
-    glibc="2.41",
-    distributions={"nvidia-cuda-runtime": "13.0.96", "nvidia-nccl-cu13": "2.28.9", "numpy": "2.3.0"},
-)
-SOURCES = {
-    **{f"source:{name}": f"sha256:{name}" for name in MATRIX.components},
-    **{f"recipe:{name}": f"recipe of {name}" for name in MATRIX.components},
-    "builder": "b1",
-    "cuda:13.0": "c1",
-    "package": "p1",
-    "lock:runtime": "r1",
-    "lock:toolchain": "t1",
-    "assembly": "a1",
-}
-
-
-def plan(
-    name: str = "flagtree",
-    components: str | None = None,
-    *,
-    seen: Inspection | None = SEEN,
-    matrix: Matrix = MATRIX,
-    sources: dict[str, str] = SOURCES,
-    cached: Callable[[str], bool] = lambda key: False,
-    **options: Any,
-) -> TargetPlan:
-    """A plan with everything by default as on flagtree's replica."""
-    target = matrix.targets[name]
-    kind = "host" if target.kind == "host" else "replica"
-    return make_plan(
-        matrix,
-        target,
-        components.split() if components is not None else target.components,
-        inspection=seen,
-        base_kind=options.pop("base_kind", kind),
-        sources=sources,
-        cached=cached,
-        **options,
-    )
-
-
-def cells(made: TargetPlan) -> dict[str, Cell]:
-    """The cells by component."""
-    return {cell.component.name: cell for cell in made.cells}
-
-
-def seen(**changes: Any) -> Inspection:
-    """The inspection with other facts."""
-    return dataclasses.replace(SEEN, **changes)
-
-
-def changed(component: str, **changes: Any) -> Matrix:
-    """The matrix with one component changed."""
-    other = dataclasses.replace(MATRIX.components[component], **changes)
-    return dataclasses.replace(MATRIX, components={**MATRIX.components, component: other})
+from build.matrix.model import Target
+from build.plan import make_plan
+from tests.build.plan_ground import MATRIX, NCCL, SEEN, SOURCES, cells, plan, seen
 
 
 def test_everything_builds_on_flagtree() -> None:
@@ -215,97 +139,6 @@ def test_a_host_whose_nccl_was_replaced_needs_no_permission_and_keeps_its_keys()
     assert found["nccl"].status == "build"
     assert found["nccl"].notes == ("this machine has NCCL 2.32.3 already: nothing changes",)
     assert found["deep_ep"].key == cells(plan("host"))["deep_ep"].key
-
-
-KEY_CHANGES: dict[str, dict[str, Any]] = {
-    "python": {"python_tag": "cp312"},
-    "suffix": {"ext_suffix": ".cpython-313d-x86_64-linux-gnu.so"},
-    "torch": {"torch": "2.11.1+cu130"},
-    "another build of the same torch": {"torch_git": "ffff"},
-    "cuda": {"cuda": "13.1"},
-    "cuda headers": {"distributions": {"nvidia-cuda-runtime": "13.0.48"}},
-    "a tool kit in the base": {"cuda_home": "/usr/local/cuda", "nvcc": "13.0.88"},
-    "gcc patch level": {"gcc": "14.2.1"},
-    "glibc": {"glibc": "2.42"},
-}
-
-
-@pytest.mark.parametrize("changes", KEY_CHANGES.values(), ids=KEY_CHANGES.keys())
-def test_what_changes_a_binary_changes_its_key(changes: dict[str, Any]) -> None:
-    before, after = cells(plan()), cells(plan(seen=seen(**changes)))
-    for name in ("_C", "deep_gemm", "deep_ep"):
-        assert before[name].key != after[name].key, name
-    assert before["nccl"].key == after["nccl"].key, "an overlay is the same file everywhere"
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"base_id": "sha256:" + "b" * 64},
-        {"reference": "other"},
-        {"triton": "3.7.1"},
-        {"distributions": {**SEEN.distributions, "numpy": "2.4.0", "nvidia-nccl-cu13": "2.29.0"}},
-        {"python": "3.13.6"},
-        {"environment": {"A": "b"}},
-        {"site": "/elsewhere"},
-    ],
-    ids=lambda changes: next(iter(changes)),
-)
-def test_what_cannot_change_a_binary_does_not_change_its_key(changes: dict[str, Any]) -> None:
-    assert [cell.key for cell in plan(seen=seen(**changes)).cells] == [cell.key for cell in plan().cells]
-
-
-def test_only_what_links_nccl_depends_on_it() -> None:
-    moved = seen(nccl_loaded="/opt/nccl/lib/libnccl.so.2")
-    before, after = cells(plan()), cells(plan(seen=moved))
-    assert {name for name in before if before[name].key != after[name].key} == {"deep_ep"}
-    newer = cells(plan(matrix=changed("nccl", version="2.33.0")))
-    assert {name for name in before if before[name].key != newer[name].key} == {"nccl", "deep_ep"}
-
-
-@pytest.mark.parametrize(
-    ("digest", "affected"),
-    [
-        ("source:deep_gemm", {"deep_gemm"}),
-        ("recipe:deep_ep", {"deep_ep"}),
-        ("shims:deep_ep", {"deep_ep"}),
-        ("source:nccl", {"nccl"}),
-        ("builder", {"_C", "deep_gemm", "deep_ep"}),
-        ("cuda:13.0", {"_C", "deep_gemm", "deep_ep"}),
-        ("package", set()),
-        ("lock:runtime", set()),
-        ("lock:toolchain", set()),
-        ("assembly", set()),
-    ],
-)
-def test_each_digest_changes_its_own_cells_and_the_image(digest: str, affected: set[str]) -> None:
-    matrix = changed("deep_ep", shims=("images/x/shim.h",), shims_where={"cuda": ">=13"})
-    before = plan(matrix=matrix)
-    after = plan(matrix=matrix, sources={**SOURCES, digest: "changed"})
-    old, new = cells(before), cells(after)
-    assert {name for name in old if old[name].key != new[name].key} == affected
-    assert before.image_key != after.image_key
-
-
-def test_the_environment_and_version_are_in_the_key() -> None:
-    before = cells(plan())["deep_gemm"].key
-    assert cells(plan(matrix=changed("deep_gemm", environment={"DG_FORCE_BUILD": "2"})))["deep_gemm"].key != before
-    assert cells(plan(matrix=changed("deep_gemm", version="2.8.3")))["deep_gemm"].key != before
-    assert cells(plan(matrix=changed("deep_gemm", title="x", memory_gib=9.0)))["deep_gemm"].key == before
-
-
-def test_the_image_key_follows_the_base() -> None:
-    assert plan().image_key != plan(base_kind="vendor").image_key
-    assert plan().image_key != plan(seen=seen(base_id="sha256:" + "b" * 64)).image_key
-    assert plan().image_key == plan().image_key
-
-
-def test_headers_for_another_cuda_change_nothing() -> None:
-    other = plan(sources={**SOURCES, "cuda:12.9": "c2"})
-    assert other.to_json() == plan().to_json()
-    with_kit = seen(cuda_home="/usr/local/cuda", nvcc="13.0.88")
-    changed_lock = plan(seen=with_kit, sources={**SOURCES, "cuda:13.0": "c2"})
-    assert [cell.key for cell in changed_lock.cells] == [cell.key for cell in plan(seen=with_kit).cells]
 
 
 def test_a_base_without_any_python() -> None:

@@ -1,0 +1,127 @@
+"""What the gates make of what a user meets: the entrypoint, labels, and the layers that were added."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from build.gates.judge.layers import judge_layers, needles
+from build.gates.judge.rows import Ending, Verdicts
+from build.gates.judge.surface import REQUIRED, Surface, judge_command, judge_entrypoint
+from build.gates.place import modules
+from tests.build.gates_ground import base_inspection, image_plan
+
+
+def _report(**versions: str) -> Ending:
+    details = {"torch": {"nccl": {"version": versions.pop("nccl", "2.32.3")}, "cuda": "13.0"}}
+    parts = [
+        {"name": name, "status": "present" if version else "absent", "version": version, "reason": "why",
+         "details": details.get(name, {})}
+        for name, version in {"torch": "2.11.0+cu130", "deep_gemm": "2.8.2", **versions}.items()
+    ]  # fmt: skip
+    return Ending(0, stdout=json.dumps({"deepinfer": {"version": "0.1.0"}, "parts": parts}))
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (_report(), ""),
+        (_report(deep_gemm="2.8.1"), "`env` says that deep_gemm is 2.8.1, the plan 2.8.2"),
+        (_report(deep_gemm=""), "`env` says that deep_gemm is absent: why"),
+        (_report(torch="2.12.0"), "`env` says that torch is 2.12.0, not 2.11.0+cu130"),
+        (_report(nccl="2.28.9"), "torch loads NCCL 2.28.9, the plan put 2.32.3 in its place"),
+        (Ending(139, "SIGSEGV"), "killed by SIGSEGV"),
+        (Ending(0, stdout="{}"), "it printed something else than its report"),
+    ],
+)
+def test_env_has_to_agree_with_the_plan(answer: Ending, words: str) -> None:
+    verdicts = Verdicts()
+    judge_command(verdicts, answer, image_plan(), base_inspection(), modules(image_plan()))
+    assert verdicts.results[0].ok is (words == "")
+    assert words in verdicts.results[0].detail
+
+
+def _labels(**changes: str) -> dict[str, str]:
+    labels = dict.fromkeys(REQUIRED, "x") | {
+        "org.opencontainers.image.version": "0.1.0",
+        "org.opencontainers.image.created": "2026-11-30T00:00:00Z",
+        "io.deepinfer.hopper": "1",
+        "io.deepinfer.hopper.nccl": "2.32.3",
+        "io.deepinfer.hopper.manifest": "sha256:" + "44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a",
+    }
+    return labels | {name.replace("__", "."): value for name, value in changes.items()}
+
+
+@pytest.mark.parametrize(
+    ("user", "health", "labels", "words"),
+    [
+        ("10001:10001", Ending(0), _labels(), ""),
+        ("", Ending(0), _labels(), "run as root"),
+        ("0:0", Ending(0), _labels(), "run as root"),
+        ("10001", None, _labels(), "no HEALTHCHECK"),
+        ("10001", Ending(1, stderr="boom"), _labels(), "the health check fails: status 1: boom"),
+        ("10001", Ending(0), _labels(io__deepinfer__hopper__nccl="2.28.9"), "says 2.28.9, `env` says 2.32.3"),
+        ("10001", Ending(0), _labels(io__deepinfer__hopper__manifest="sha256:0"), "not the digest of the image's own"),
+        ("10001", Ending(0), _labels(org__opencontainers__image__created="today"), "is no time: today"),
+        ("10001", Ending(0), _labels(org__opencontainers__image__source=""), "image.source is missing or empty"),
+    ],
+)
+def test_the_surface_of_an_image(user: str, health: Ending | None, labels: dict[str, str], words: str) -> None:
+    verdicts = Verdicts()
+    surface = Surface(_report(), health, user, labels, "{}")
+    judge_entrypoint(verdicts, surface, image_plan(), base_inspection(), modules(image_plan()))
+    assert verdicts.results[0].ok is (words == "")
+    assert words in verdicts.results[0].detail
+
+
+@pytest.mark.parametrize(
+    ("path", "what"),
+    [
+        ("/etc/pip.conf", "a configuration that may hold credentials"),
+        ("/home/deepinfer/.docker/config.json", "a configuration that may hold credentials"),
+        ("/usr/local/share/ca-certificates/host.crt", "a key or certificate"),
+        ("/opt/deepinfer/site/deep_gemm-2.8.2.whl", "left by the builder"),
+        ("/src/setup.py", "left by the builder"),
+        ("/root/.cache/pip/x", "left by the builder"),
+        ("/usr/lib/p/certifi/cacert.pem", ""),
+        ("/opt/deepinfer/site/deep_gemm/include/build/x.cuh", ""),
+        ("/usr/lib/p/build/env.py", ""),
+    ],
+)
+def test_added_files_by_name(path: str, what: str) -> None:
+    verdicts = Verdicts()
+    judge_layers(verdicts, {"added": [path]}, history=["COPY x"], environment={}, labels={}, hidden={}, seconds=1.0)
+    assert verdicts.results[0].ok is (what == "")
+    assert (f"{path}: {what}" if what else "1 file in 1 step:") in verdicts.results[0].detail
+
+
+def test_history_environment_and_labels_are_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIP_INDEX_URL", "https://mirror.internal.example/simple")
+    monkeypatch.setenv("PIP_EXTRA_INDEX_URL", "https://pypi.org/simple")
+    hidden = {what: text for what, text in needles().items() if what.startswith("the host of PIP")}
+    assert hidden == {"the host of PIP_INDEX_URL": "mirror.internal.example"}
+    verdicts = Verdicts()
+    judge_layers(
+        verdicts,
+        {"added": None},
+        history=["RUN pip install -i https://mirror.internal.example/simple x"],
+        environment={"HF_TOKEN": "hf_x", "INDEX": "https://me:pw@host/"},
+        labels={"source": "https://mirror.internal.example/git"},
+        hidden=hidden,
+        seconds=1.0,
+    )
+    detail = verdicts.results[0].detail
+    assert "(RUN pip install" in detail
+    assert "the environment variable HF_TOKEN is set in the image" in detail
+    assert "the environment variable INDEX holds a URL with a password" in detail
+    assert "the label source names the host of PIP_INDEX_URL" in detail
+    assert "hf_x" not in detail
+
+
+def test_a_scan_that_failed_or_had_no_base_is_not_silent() -> None:
+    verdicts = Verdicts()
+    judge_layers(verdicts, {}, history=[], environment={}, labels={}, hidden={}, seconds=0, problem="killed by SIGKILL")
+    judge_layers(verdicts, {"added": None}, history=[], environment={}, labels={}, hidden={}, seconds=0)
+    assert [result.ok for result in verdicts.results] == [False, True]
+    assert "files were not compared: the base is not here" in verdicts.results[1].detail
