@@ -23,6 +23,7 @@ EXAMPLES = """examples:
   python -m benchmarks.step --dry-run                          the tiny model on a CPU: whether all of it works
   python -m benchmarks.step --rows 1,8,64 --chunk 4096         the real widths, as many layers as fit the GPU
   python -m benchmarks.step --layers 8 --context 32768         with so much context that candidate blocks limit
+  python -m benchmarks.step --layers 8 --gemm deep_gemm        with DeepGEMM's FP8 products
   python -m benchmarks.step --model DIR                        the widths of DIR/config.json; its weights are not read
 Run it from the project's root. Figures are in OUT/results.json and OUT/table.md after each forward."""
 
@@ -71,6 +72,7 @@ def _order(given: argparse.Namespace, config: ModelConfig) -> run.Order:
         engram_rows=given.engram_rows or (1000 if dry else 1_000_000),
         layers=given.layers or (least if dry else None),
         samples=1 if dry else given.samples,
+        gemm=given.gemm,
     )
     if order.context + order.chunk > config.max_positions:
         raise UsageError(
@@ -100,6 +102,7 @@ def _parser() -> Parser:
     add("--chunk", type=_count, metavar="N", help="rows of the chunk of prefill (default: 4096)")
     add("--context", type=_count, metavar="N", help="tokens that are in the caches before (default: 4096)")
     add("--engram-rows", type=_count, metavar="N", help="rows of each n-gram table (default: 1000000)")
+    add("--gemm", choices=("exact", "deep_gemm"), default="exact", help="products with quantised weights (exact)")
     add("--samples", type=_count, default=20, metavar="N", help="how often each time is taken (default: 20)")
     add(
         "--out",

@@ -91,6 +91,28 @@ def _expert_linear(
     )
 
 
+def _wide_linear(_: Any, values: Any, scales: Any, weight: Any, weight_scales: Any, out: Any) -> Floor:
+    return Floor(size(values, scales, weight, weight_scales, out), 2 * len(values) * weight.numel())
+
+
+def wide_expert_counts(ends: torch.Tensor, alignment: int) -> torch.Tensor:
+    """How many rows each expert has, whose parts end there and begin at multiples of the alignment."""
+    begins = torch.zeros_like(ends)
+    begins[1:] = (ends[:-1] + alignment - 1) // alignment * alignment
+    return ends - begins
+
+
+def _wide_experts(
+    parameters: Any, values: Any, scales: Any, weight: Any, weight_scales: Any, ends: Any, out: Any
+) -> Floor:
+    counts = wide_expert_counts(ends, parameters[0])
+    experts, routed = int((counts > 0).sum()), int(counts.sum())
+    moved = routed * (_row(values) + 4 * scales.shape[1] + _row(out))
+    return Floor(
+        moved + experts * (_row(weight) + _row(weight_scales)) + size(ends), 2 * routed * out.shape[1] * values.shape[1]
+    )
+
+
 def _gather(_: Any, table: Any, index: Any, out: Any) -> Floor:
     return Floor(_different(index, len(table)) * _row(table) + size(index, out))
 
@@ -256,6 +278,9 @@ _RULES: dict[str, Rule] = {
     "fp8_grouped_linear": _grouped,
     "bf16_linear": _bf16_linear,
     "expert_linear": _expert_linear,
+    "deep_gemm_linear": _wide_linear,
+    "deep_gemm_grouped": _wide_linear,
+    "deep_gemm_experts": _wide_experts,
     "gather_tl": _gather,
     "engram_gather": _engram_gather,
     "load_paged_kv_cache_tl": _load,

@@ -108,13 +108,15 @@ def cut(config: ModelConfig, count: int) -> ModelConfig:
     return made
 
 
-def weight_bytes(config: ModelConfig, engram_rows: int) -> int:
-    """Bytes of the weights, with so many rows of each n-gram table at most."""
+def weight_bytes(config: ModelConfig, engram_rows: int, gemm: str = "exact") -> int:
+    """Bytes of the weights, with so many rows of each n-gram table at most. gemm: as `load_model` has it."""
     total = 0
     for name, spec in inventory(config).items():
         size = spec.bytes
         if ".engram.embed." in name:
             size = size // spec.shape[0] * min(engram_rows, spec.shape[0])
+        elif gemm == "deep_gemm" and ".ffn.experts." in name:  # FP8 for FP4, and next to no scales
+            size = 2 * size if name.endswith(".weight") else 0
         total += size
     return total
 

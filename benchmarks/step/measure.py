@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from benchmarks.ops import timing
-from benchmarks.step.floors import Floor, floor
-from benchmarks.step.record import Call, watching
+from benchmarks.step.call import Call
+from benchmarks.step.floors import Floor, floor, wide_expert_counts
+from benchmarks.step.record import watching
 from benchmarks.step.setting import Setting, fitting
 from deepinfer.model.batch import Batch
 
@@ -97,7 +98,7 @@ def step(setting: Setting, batch: Batch, clock: Cold, speeds: tuple[float, float
                          "bytes": own.floor.bytes, "operations": own.floor.operations,
                          "floor_seconds": least, "fraction": least / seconds if seconds else 0.0})  # fmt: skip
     rows.sort(key=lambda row: row["seconds"], reverse=True)
-    experts = floors["expert_linear"].experts if "expert_linear" in floors else []
+    experts = [count for one in floors.values() for count in one.experts]
     return {
         "kind": "decode" if batch.decode else "prefill",
         "rows": len(batch),
@@ -121,6 +122,8 @@ class _Sum:
         self.floor += floor(call.factory, call.parameters, call.arguments)
         if call.factory == "expert_linear":
             self.experts.append(int((call.arguments[3].diff() > 0).sum()))
+        elif call.factory == "deep_gemm_experts":
+            self.experts.append(int((wide_expert_counts(call.arguments[4], call.parameters[0]) > 0).sum()))
 
 
 def _floors(forward: Callable[[], object]) -> dict[str, _Sum]:

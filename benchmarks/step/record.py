@@ -4,29 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Any
 
+from benchmarks.step.call import Call, See
+from benchmarks.step.library import SEEING
 from deepinfer.ops import dispatch
 from deepinfer.ops.names import ALL_FAMILIES
-
-
-@dataclass(frozen=True)
-class Call:
-    """A kernel, made by a factory with parameters, and what it is about to be called with."""
-
-    factory: str
-    parameters: tuple[Any, ...]
-    kernel: Callable[..., Any]
-    arguments: tuple[Any, ...]
-    named: dict[str, Any]
-
-    def __call__(self) -> None:
-        self.kernel(*self.arguments, **self.named)
-
-
-See = Callable[[Call], None]
 
 
 @contextlib.contextmanager
@@ -51,8 +35,10 @@ def watching(see: See) -> Iterator[None]:
     replaced = [module for module in modules if getattr(module, "factory", None) is dispatch.factory]
     for module in replaced:
         module.factory = factory  # type: ignore[attr-defined]
+    token = SEEING.set(see)
     try:
         yield
     finally:
+        SEEING.reset(token)
         for module in replaced:
             module.factory = dispatch.factory  # type: ignore[attr-defined]

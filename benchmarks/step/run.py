@@ -15,9 +15,13 @@ import torch
 from benchmarks.ops import facts, timing
 from benchmarks.ops.column import copy_speed
 from benchmarks.step import layers, measure, setting, table
+from benchmarks.step.library import Watched
 from deepinfer.cache.layout import BlockLayout, SlotLayout, blocks_of
 from deepinfer.config import ModelConfig
 from deepinfer.errors import DeepInferError
+from deepinfer.model.deep_gemm import Gemm, products_of
+from deepinfer.model.per128 import WideProducts
+from deepinfer.model.products import Products
 from deepinfer.model.threads import fitting_threads
 from deepinfer.ops import dispatch
 
@@ -30,7 +34,9 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Order:
-    """What is to be measured. layers: None for as many as fit. samples: how often each time is taken."""
+    """What is to be measured. layers: None for as many as fit. samples: how often each time is taken. gemm: how
+    quantised weights are multiplied.
+    """
 
     device: str
     rows: tuple[int, ...]
@@ -39,6 +45,7 @@ class Order:
     engram_rows: int
     layers: int | None
     samples: int
+    gemm: Gemm = "exact"
 
 
 def run(config: ModelConfig, order: Order, out: Path | None, say: Say, command: Sequence[str] = ()) -> Row:
@@ -56,13 +63,19 @@ def run(config: ModelConfig, order: Order, out: Path | None, say: Say, command: 
             f"{out} cannot be made: {problem.strerror}", next_step="name another folder with --out"
         ) from problem
     device = torch.device(order.device)
+    products = products_of(order.gemm, device)
+    if isinstance(products, WideProducts):
+        products = WideProducts(Watched(products.library))
     own = layers.cut(config, order.layers or layers_that_fit(config, order, free_bytes(device)))
     backend = "triton" if device.type == "cuda" else "reference"
     with dispatch.using(dispatch.Settings(backend, strict=True)), fitting_threads(config.hidden, device):
-        return _run(config, own, order, out, say, list(command))
+        return _run(config, own, order, products, out, say, list(command))
 
 
-def _run(config: ModelConfig, own: ModelConfig, order: Order, out: Path | None, say: Say, command: list[str]) -> Row:
+def _run(
+    config: ModelConfig, own: ModelConfig, order: Order, products: Products, out: Path | None, say: Say,
+    command: list[str],
+) -> Row:  # fmt: skip
     device = torch.device(order.device)
     known = facts.gather(device)
     plain: timing.Clock = timing.CudaClock() if device.type == "cuda" else timing.HostClock()
@@ -74,6 +87,7 @@ def _run(config: ModelConfig, own: ModelConfig, order: Order, out: Path | None, 
         "command": command,
         **known,
         "backend": dispatch.settings().backend,
+        "gemm": order.gemm,
         "copy_bytes_per_second": speeds[0],
         "product_operations_per_second": speeds[1],
         "model": _told(config, own, order),
@@ -87,7 +101,10 @@ def _run(config: ModelConfig, own: ModelConfig, order: Order, out: Path | None, 
         context=order.context,
         chunk=order.chunk,
         engram_rows=order.engram_rows,
+        products=products,
     )
+    if notice := products.notice():
+        say(notice)
     clock = measure.Cold(plain, device, known["cache_bytes"])
     forwards = [(f"decode, {rows} rows", made.decode(rows)) for rows in order.rows]
     # Last, for it writes where the decode steps' first sequence goes on.
@@ -136,7 +153,7 @@ def needed(config: ModelConfig, order: Order) -> int:
     caches += (max(order.rows) + 1) * SlotLayout.of(config).slot_bytes
     rows = max(order.chunk, *order.rows)
     work = layers.work_bytes(config, rows, order.context + order.chunk)
-    return layers.weight_bytes(config, order.engram_rows) + caches + work
+    return layers.weight_bytes(config, order.engram_rows, order.gemm) + caches + work
 
 
 def write(found: Row, out: Path) -> None:
@@ -156,7 +173,7 @@ def _told(config: ModelConfig, own: ModelConfig, order: Order) -> Row:
         "kinds": _kinds(own),
         "hidden": own.hidden,
         "experts": own.moe.experts,
-        "weight_bytes": layers.weight_bytes(own, order.engram_rows),
+        "weight_bytes": layers.weight_bytes(own, order.engram_rows, order.gemm),
         "engram_rows": order.engram_rows,
         "context": order.context,
         "chunk": order.chunk,

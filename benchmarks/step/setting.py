@@ -17,6 +17,7 @@ from deepinfer.loading.directions import axes, gain, matrix
 from deepinfer.loading.dummy import dummy_tensors
 from deepinfer.model.batch import Batch, RowSpec
 from deepinfer.model.model import Model
+from deepinfer.model.products import EXACT, Products
 from deepinfer.model.weights import Take, gather_weights
 
 DRAWN_EXPERTS = 4
@@ -70,6 +71,7 @@ def _blocks(index: int, context: int, chunk: int) -> list[int]:
 
 def make(
     config: ModelConfig, device: torch.device, *, sequences: int, context: int, chunk: int, engram_rows: int,
+    products: Products = EXACT,
 ) -> Setting:  # fmt: skip
     """Make it. The context of one sequence is computed, in chunks, and copied to the others.
 
@@ -77,7 +79,7 @@ def make(
         DeepInferError: the device does not hold it.
     """
     with fitting(device):
-        weights = gather_weights(config, take(config, device, engram_rows), device)
+        weights = gather_weights(config, take(config, device, engram_rows), device, products=products)
         if device.type == "cuda":
             torch.cuda.empty_cache()  # of what drawing them took
         # Such as a tokenizer would give: some tokens share an id.

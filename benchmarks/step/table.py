@@ -28,7 +28,7 @@ def _facts(found: Row) -> str:
             f"{model['layers']} of {model['of_layers']} layers ({model['kinds']}), hidden {model['hidden']}, "
             f"{model['experts']} experts, dummy weights of {model['weight_bytes'] / 2**30:.1f} GiB, n-gram tables of "
             f"at most {model['engram_rows']} rows; {model['context']} tokens of context, at which candidate blocks "
-            f"{used} what the later layers choose from. Backend {found['backend']}.",
+            f"{used} what the later layers choose from. Backend {found['backend']}, {found['gemm']} products.",
             f"Copy of the same run: {found['copy_bytes_per_second'] / 1e12:.2f} TB/s, read and written; product in "
             f"bfloat16: {found['product_operations_per_second'] / 1e12:.3g} TFLOP/s. Times are medians in us of all "
             "calls of a forward together, with cold caches. The floor is the longer of the bytes that have to move at "

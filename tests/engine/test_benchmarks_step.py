@@ -12,19 +12,24 @@ import torch
 from benchmarks.ops import timing
 from benchmarks.step import __main__ as command
 from benchmarks.step import layers, measure, run
+from benchmarks.step.call import Call
 from benchmarks.step.floors import Floor, floor
-from benchmarks.step.record import Call, watching
+from benchmarks.step.library import Watched
+from benchmarks.step.record import watching
 from benchmarks.step.setting import DRAWN_EXPERTS, take
 from deepinfer.config import parse_config
 from deepinfer.config.constraints import problems_of
 from deepinfer.errors import DeepInferError, UsageError
 from deepinfer.loading.inventory import inventory
 from deepinfer.loading.tiny import tiny_config
+from deepinfer.model.per128 import Per128
 from deepinfer.ops import dispatch
 from deepinfer.ops.experts import expert_linear, expert_order
 from deepinfer.ops.gather import gather
 from deepinfer.ops.names import FAMILY_OF
+from deepinfer.ops.per128 import quantize_per128
 from tests.engine.model_runs import single_thread
+from tests.engine.plain_library import Plain
 from tests.engine.real_config import real_config
 
 threads = pytest.fixture(autouse=True, scope="module")(single_thread)
@@ -100,6 +105,38 @@ def test_watching_ends_with_its_block() -> None:
             gather(torch.ones(4, 8), ints(0, 2))
         gather(torch.ones(4, 8), ints(0, 2))
     assert len(seen) == 1
+
+
+def test_deepgemms_products_are_watched_and_counted() -> None:
+    """Of two experts' parts in four blocks of rows, the rows that there are; of the third expert nothing."""
+    library, seen = Watched(Plain()), []
+    x = torch.randn(140, 128, generator=torch.Generator().manual_seed(1))
+    with dispatch.using("reference"):
+        rows = quantize_per128(x[:, :128])
+        weight = Per128(zeros(256, 128).view(E4M3), zeros(2, 1, dtype=torch.float32))
+        padded = quantize_per128(torch.cat((x, x[:116])))
+        three = Per128(zeros(3, 64, 128).view(E4M3), zeros(3, 1, 1, dtype=torch.float32))
+        with watching(seen.append):
+            library.linear(rows, weight, zeros(140, 256, dtype=torch.bfloat16))
+            library.experts(padded, three, ints(3, 64, 200), 64, 9, zeros(256, 64, dtype=torch.bfloat16))
+        library.linear(rows, weight, zeros(140, 256, dtype=torch.bfloat16))
+    first, second = seen
+    assert floor(first.factory, first.parameters, first.arguments) == Floor(
+        140 * (128 + 4) + 256 * 128 + 2 * 4 + 2 * 140 * 256, 2 * 140 * 256 * 128
+    )
+    assert floor(second.factory, second.parameters, second.arguments) == Floor(
+        139 * (128 + 4 + 128) + 2 * (64 * 128 + 4) + 3 * 4, 2 * 139 * 64 * 128
+    )
+    second.arguments[-1].fill_(1)
+    second()
+    assert second.arguments[-1][:3].eq(0).all(), "a call that was kept does not run again"
+
+
+def test_weights_of_the_experts_take_twice_the_bytes_there() -> None:
+    whole = layers.real_model()
+    exact, wide = (layers.weight_bytes(whole, 1000, gemm) for gemm in ("exact", "deep_gemm"))
+    experts = 40 * 384 * 3 * 5120 * 2304
+    assert wide - exact == experts // 2 - experts // 32
 
 
 def test_products_count_operands_and_operations() -> None:
@@ -243,6 +280,7 @@ def test_drawn_weights_are_those_of_the_inventory() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
+        (["--gemm", "fp8"], "invalid choice: 'fp8'"),
         (["--rows", "0"], "'0' is no number above 0"),
         (["--rows", "1,x"], "'x' is no number above 0"),
         (["--chunk", "-1"], "'-1' is no number above 0"),
