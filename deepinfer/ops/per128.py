@@ -124,7 +124,7 @@ def rotate_heads_per128(o: torch.Tensor, positions: torch.Tensor, cos_sin: torch
 def regroup_per128(values: torch.Tensor, scales: torch.Tensor) -> PerWide:
     """Rows that have a scale per 32 columns, quantised anew from their exact values.
 
-    A power of two divides exactly: what changes is what becomes a subnormal number, below 2^-15 of the largest of its
+    A power of two divides exactly: what changes is what becomes a subnormal number, below 2^-13 of the largest of its
     128 columns.
 
     Args:
