@@ -1,31 +1,13 @@
-"""What the probe checks: each case is a kernel with its signature, its inputs and the exact answer.
-
-Answers are computed on the CPU without Triton, by plain Python integers and floats where torch's own arithmetic could
-share a fault with the kernel (the e4m3 rounding, 64-bit sums), by torch otherwise. Inputs are chosen so that the answer
-does not depend on the order of additions or on fused multiply-adds: every comparison is exact.
-"""
+"""What the probe checks: each case is a kernel with its signature and what it is given and has to give."""
 
 from __future__ import annotations
 
-import itertools
-import math
-import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from deepinfer.probe import kernels
-
-if TYPE_CHECKING:
-    import torch
-
-
-@dataclass(frozen=True)
-class Example:
-    """Arguments on the CPU by name (tensors and integers), and the answer for each output by name."""
-
-    arguments: Mapping[str, torch.Tensor | int]
-    expected: Mapping[str, torch.Tensor]
+from deepinfer.probe import answers, kernels
+from deepinfer.probe.answers import Example
 
 
 @dataclass(frozen=True)
@@ -60,198 +42,12 @@ class Check:
     cases: tuple[Case, ...] = field(default=())
 
 
-def _random(seed: int) -> torch.Generator:
-    import torch
-
-    return torch.Generator().manual_seed(seed)
-
-
-def _add_example() -> Example:
-    import torch
-
-    count = 1000  # not a multiple of the block: the mask is part of the check
-    a = torch.randn(count, generator=_random(1))
-    b = torch.randn(count, generator=_random(2))
-    out = torch.full((count,), math.nan)
-    return Example({"a_ptr": a, "b_ptr": b, "out_ptr": out, "count": count}, {"out_ptr": a + b})
-
-
-def _dot_example(dtype: str) -> Example:
-    import torch
-
-    a = torch.randint(-8, 9, (64, 128), generator=_random(3))
-    b = torch.randint(-8, 9, (128, 64), generator=_random(4))
-    narrow: torch.dtype = getattr(torch, dtype)
-    return Example(
-        {"a_ptr": a.to(narrow), "b_ptr": b.to(narrow), "out_ptr": torch.full((64, 64), math.nan)},
-        {"out_ptr": (a @ b).to(torch.float32)},  # int64 arithmetic; |sum| <= 8192 is exact in fp32
-    )
-
-
-def _gather_rows_example() -> Example:
-    import torch
-
-    source = torch.randn(32, 64, generator=_random(5)).to(torch.bfloat16)
-    picked = torch.randint(0, 32, (16,), generator=_random(6), dtype=torch.int32)
-    picked[0], picked[1], picked[2] = 31, 0, 31  # both ends, and a row that repeats
-    out = torch.zeros(16, 64, dtype=torch.bfloat16)
-    expected = torch.stack([source[row] for row in picked.tolist()])
-    return Example({"source_ptr": source, "picked_ptr": picked, "out_ptr": out}, {"out_ptr": expected})
-
-
-def _rope_example(distance: int) -> Example:
-    import torch
-
-    tokens, dim = 8, 64
-    # Small integers times multiples of 1/8: exact with and without a fused multiply-add.
-    x = torch.randint(-100, 101, (tokens, dim), generator=_random(7)).to(torch.float32)
-    cos = torch.randint(-8, 9, (tokens, dim // 2), generator=_random(8)).to(torch.float32) / 8
-    sin = torch.randint(-8, 9, (tokens, dim // 2), generator=_random(9)).to(torch.float32) / 8
-    expected = torch.full_like(x, math.nan)
-    for token in range(tokens):
-        for pair in range(dim // 2):
-            first = 2 * pair if distance == 1 else pair
-            a, b = float(x[token, first]), float(x[token, first + distance])
-            c, s = float(cos[token, pair]), float(sin[token, pair])
-            expected[token, first] = a * c - b * s
-            expected[token, first + distance] = b * c + a * s
-    out = torch.full_like(x, math.nan)
-    return Example({"x_ptr": x, "cos_ptr": cos, "sin_ptr": sin, "out_ptr": out}, {"out_ptr": expected})
-
-
-def e4m3_value(code: int) -> float:
-    """The value of an e4m3 byte (4 exponent bits, bias 7, 3 mantissa bits, no infinities); NaN for 0x7f and 0xff."""
-    sign = -1.0 if code & 0x80 else 1.0
-    exponent, mantissa = (code >> 3) & 15, code & 7
-    if exponent == 15 and mantissa == 7:
-        return math.nan
-    return sign * (mantissa * 2.0**-9 if exponent == 0 else (8 + mantissa) * 2.0 ** (exponent - 10))
-
-
-def e4m3_code(value: float) -> int:
-    """The e4m3 byte nearest to `value`, a tie to the even byte, values past ±448 to ±448."""
-    if math.isnan(value):
-        raise ValueError("NaN has no nearest e4m3 value")
-    magnitude = min(abs(value), 448.0)
-    best = min(range(0x7F), key=lambda code: (abs(e4m3_value(code) - magnitude), code & 1))
-    return best | (0x80 if math.copysign(1.0, value) < 0 else 0)
-
-
-def _fp32(value: float) -> float:
-    return float(struct.unpack("<f", struct.pack("<f", value))[0])
-
-
-def scale_exponent(amax: float) -> int:
-    """The biased fp32 exponent of the smallest power of two >= max(amax, 1e-4) * (1/448), in fp32 arithmetic."""
-    # A product of two fp32 values is exact in a double, so that one rounding gives fp32's own product.
-    ratio = _fp32(max(amax, _fp32(1e-4)) * _fp32(1.0 / 448.0))
-    bits = struct.unpack("<I", struct.pack("<f", ratio))[0]
-    return int((bits >> 23) + (bits & 0x7FFFFF != 0))
-
-
-def _cast_fp8_example() -> Example:
-    import torch
-
-    blocks, group = 16, 128
-    x = torch.randn(blocks, group, generator=_random(10)) * torch.logspace(-6, 6, blocks, base=10.0)[:, None]
-    x[0] = 0.0  # an empty block takes the smallest scale
-    x[1, 0] = 448.0  # the largest value that needs no scaling
-    x[1, 1:] = torch.linspace(-448, 448, group - 1)
-    return _cast_fp8_answer(x.to(torch.bfloat16))
-
-
-def _cast_fp8_unrounded_example() -> Example:
-    import torch
-
-    blocks, group = 16, 128
-    codes = torch.randint(0, 0x7F, (blocks, group), generator=_random(12))
-    codes[:, 0] = 0x7E  # 448, so that the scale is the power of two that the block was multiplied with
-    values = torch.tensor([e4m3_value(code) for code in range(0x7F)])[codes]
-    return _cast_fp8_answer((values * torch.exp2(torch.arange(blocks) - 8.0)[:, None]).to(torch.bfloat16))
-
-
-def _cast_fp8_answer(x: torch.Tensor) -> Example:
-    import torch
-
-    rows: list[list[float]] = x.to(torch.float64).tolist()
-    exponents = [scale_exponent(max(abs(value) for value in row)) for row in rows]
-    codes = [
-        [e4m3_code(value * 2.0 ** (127 - exponent)) for value in row]
-        for row, exponent in zip(rows, exponents, strict=True)
-    ]
-    back = [
-        [e4m3_value(code) * 2.0 ** (exponent - 127) for code in row]
-        for row, exponent in zip(codes, exponents, strict=True)
-    ]
-    return Example(
-        {
-            "x_ptr": x,
-            "codes_ptr": torch.full(x.shape, 0x7F, dtype=torch.uint8),
-            "exponents_ptr": torch.zeros(len(x), dtype=torch.uint8),
-            "back_ptr": torch.full(x.shape, math.nan),
-        },
-        {
-            "codes_ptr": torch.tensor(codes, dtype=torch.uint8),
-            "exponents_ptr": torch.tensor(exponents, dtype=torch.uint8),
-            "back_ptr": torch.tensor(back, dtype=torch.float32),
-        },
-    )
-
-
-_FINITE = [e4m3_value(code) for code in range(0x7F)]
-
-
-def _cast_fp8_plain_example() -> Example:
-    middles = [(low + high) / 2 for low, high in itertools.pairwise(_FINITE)]  # every tie
-    beside = [_fp32(middle * (1 + step)) for middle in middles for step in (-(2.0**-20), 2.0**-20)]
-    return _cast_fp8_plain_answer([*_FINITE, *middles, *beside, 2.0**-30, 449.0, 1e6])
-
-
-def _cast_fp8_plain_answer(magnitudes: list[float]) -> Example:
-    import torch
-
-    values = [*magnitudes, *(-value for value in magnitudes)]
-    values += [0.0] * (1024 - len(values))
-    return Example(
-        {"x_ptr": torch.tensor(values), "codes_ptr": torch.full((1024,), 0x7F, dtype=torch.uint8)},
-        {"codes_ptr": torch.tensor([e4m3_code(value) for value in values], dtype=torch.uint8)},
-    )
-
-
-def _cdf_example() -> Example:
-    import torch
-
-    lanes, draws = 256, 64
-    masses: list[int] = torch.randint(0, 2**32, (lanes,), generator=_random(11)).tolist()
-    masses[0:4] = [2**32 - 1, 0, 2**31, 2**31 - 1]  # what signed 32-bit arithmetic gets wrong, and an empty lane
-    reached = [sum(masses[: lane + 1]) for lane in range(lanes)]
-    total = reached[-1]
-    chosen = [0, 2**31 - 1, 2**31, 2**32 - 2, 2**32 - 1, 2**32, total - 1]
-    chosen += [reached[lane] for lane in range(2, 12)]  # exactly on a step: belongs to the next lane
-    chosen += [reached[lane] - 1 for lane in range(2, 12)]
-    chosen += [(total * part) // draws for part in range(draws - len(chosen))]
-    picked = [next(lane for lane in range(lanes) if reached[lane] > draw) for draw in chosen]
-    signed = [mass - 2**32 if mass >= 2**31 else mass for mass in masses]
-    return Example(
-        {
-            "mass_ptr": torch.tensor(signed, dtype=torch.int32),
-            "draws_ptr": torch.tensor(chosen, dtype=torch.int64),
-            "picked_ptr": torch.full((draws,), -1, dtype=torch.int32),
-            "total_ptr": torch.zeros(1, dtype=torch.int64),
-        },
-        {
-            "picked_ptr": torch.tensor(picked, dtype=torch.int32),
-            "total_ptr": torch.tensor([total], dtype=torch.int64),
-        },
-    )
-
-
 def _dot_case(dtype: str, short: str, interpreter_fault: str = "") -> Case:
     return Case(
         kernels.dot,
         {"a_ptr": f"*{short}", "b_ptr": f"*{short}", "out_ptr": "*fp32"},
         {"M": 64, "N": 64, "K": 128},
-        lambda: _dot_example(dtype),
+        lambda: answers.dot_example(dtype),
         interpreter_fault=interpreter_fault,
         label=short,
     )
@@ -262,7 +58,7 @@ def _rope_case(distance: int) -> Case:
         kernels.rope,
         {"x_ptr": "*fp32", "cos_ptr": "*fp32", "sin_ptr": "*fp32", "out_ptr": "*fp32"},
         {"TOKENS": 8, "DIM": 64, "DISTANCE": distance},
-        lambda: _rope_example(distance),
+        lambda: answers.rope_example(distance),
         label=f"DISTANCE={distance}",
     )
 
@@ -278,7 +74,7 @@ CHECKS: tuple[Check, ...] = (
                 kernels.add,
                 {"a_ptr": "*fp32", "b_ptr": "*fp32", "out_ptr": "*fp32", "count": "i32"},
                 {"BLOCK": 256},
-                _add_example,
+                answers.add_example,
                 grid=(4,),
             ),
         ),
@@ -297,7 +93,7 @@ CHECKS: tuple[Check, ...] = (
                 kernels.gather_rows,
                 {"source_ptr": "*bf16", "picked_ptr": "*i32", "out_ptr": "*bf16"},
                 {"ROWS": 32, "PICKED": 16, "COLUMNS": 64},
-                _gather_rows_example,
+                answers.gather_rows_example,
             ),
         ),
     ),
@@ -309,17 +105,17 @@ CHECKS: tuple[Check, ...] = (
                 kernels.cast_fp8,
                 {"x_ptr": "*bf16", "codes_ptr": "*u8", "exponents_ptr": "*u8", "back_ptr": "*fp32"},
                 {"BLOCKS": 16, "GROUP": 128},
-                _cast_fp8_example,
+                answers.cast_fp8_example,
                 interpreter_fault=_FP8_FAULT,
-                interpreted=_cast_fp8_unrounded_example,
+                interpreted=answers.cast_fp8_unrounded_example,
             ),
             Case(
                 kernels.cast_fp8_plain,
                 {"x_ptr": "*fp32", "codes_ptr": "*u8"},
                 {"COUNT": 1024},
-                _cast_fp8_plain_example,
+                answers.cast_fp8_plain_example,
                 interpreter_fault=_FP8_FAULT,
-                interpreted=lambda: _cast_fp8_plain_answer(_FINITE),
+                interpreted=answers.cast_fp8_plain_finite_example,
             ),
         ),
     ),
@@ -330,7 +126,7 @@ CHECKS: tuple[Check, ...] = (
                 kernels.pick_by_cdf,
                 {"mass_ptr": "*i32", "draws_ptr": "*i64", "picked_ptr": "*i32", "total_ptr": "*i64"},
                 {"LANES": 256, "DRAWS": 64},
-                _cdf_example,
+                answers.cdf_example,
             ),
         ),
     ),

@@ -18,7 +18,8 @@ from deepinfer.probe.report import Compiled, Ran
 if TYPE_CHECKING:
     import torch
 
-    from deepinfer.probe.checks import Case, Check, Example
+    from deepinfer.probe.answers import Example
+    from deepinfer.probe.checks import Case, Check
     from deepinfer.warm.cache import Record
 
 TARGET = "sm_90a"

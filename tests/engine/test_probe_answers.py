@@ -10,7 +10,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from deepinfer.probe import checks
-from deepinfer.probe.checks import CHECKS, Case, e4m3_code, e4m3_value, scale_exponent
+from deepinfer.probe.answers import e4m3_code, e4m3_value, scale_exponent
+from deepinfer.probe.checks import CHECKS, Case
 from deepinfer.probe.work import check_targets, judge, ptx_header
 
 CASES = {case.name: case for check in CHECKS for case in check.cases}
