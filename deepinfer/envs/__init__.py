@@ -159,7 +159,8 @@ VARIABLES: tuple[Variable[Any], ...] = (
     OPS_STRICT,
     BATCH_INVARIANT,
     TRACE_KERNELS,
-    Variable("DEEPINFER_BUILD_CACHE", TEXT, "", "The build system's cache: downloads, wheels, logs.",
+    Variable("DEEPINFER_BUILD_CACHE", TEXT, "", "The build system's cache: downloads, wheels, logs. A folder to "
+             "itself, made if need be: one that holds anything else is refused, as `clean --cache` removes it whole.",
              "~/.cache/deepinfer-build", "build"),
     Variable("DEEPINFER_PYTHON", TEXT, "", "`./run` uses this interpreter as it is and installs nothing.",
              "a virtual environment in .venv", "build"),
