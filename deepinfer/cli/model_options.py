@@ -25,6 +25,8 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     add("--load-format", choices=("auto", "dummy"), default="auto",
         help="auto reads the weights; dummy makes seeded ones of the right formats from config.json")  # fmt: skip
     add("--engram-rows", type=int, metavar="N", help="keep so many rows of each n-gram table, for trials")
+    add("--engram-device", choices=("cpu", "cuda"),
+        help="where the n-gram tables are: cpu leaves them on the host (default: with the other weights)")  # fmt: skip
     add(
         "--max-model-len",
         type=int,
@@ -66,6 +68,7 @@ def open_llm(args: argparse.Namespace) -> LLM:
                 backend=args.backend,
                 load_format=args.load_format,
                 engram_rows=args.engram_rows,
+                engram_device=args.engram_device,
                 max_model_len=args.max_model_len,
                 max_num_seqs=args.max_num_seqs,
                 chunk_tokens=args.chunk_tokens,

@@ -7,7 +7,7 @@ import dataclasses
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 import torch
 
@@ -16,7 +16,7 @@ from deepinfer.config import read_config
 from deepinfer.engine.core import Engine
 from deepinfer.engine.memory import EngineOptions
 from deepinfer.engine.outputs import Completion, RequestOutput
-from deepinfer.engine.placement import Backend, device_of, kernels_of
+from deepinfer.engine.placement import Backend, device_of, kernels_of, tables_on
 from deepinfer.engine.sequence import Request
 from deepinfer.errors import CheckpointError, DeepInferError
 from deepinfer.model.deep_gemm import Gemm
@@ -45,6 +45,8 @@ class LLM:
         backend: where kernels come from; None: DEEPINFER_OPS_BACKEND, else triton on a GPU and reference elsewhere.
         load_format: "auto" reads the weights; "dummy" makes seeded ones of the right formats, from config.json alone.
         engram_rows: keep so many rows of each n-gram table, for trials where they do not fit.
+        engram_device: "cpu" leaves the n-gram tables on the host, mapped from their files, and what a step needs of
+            them travels with its tokens; "cuda" or None: beside the other weights.
         seed: of dummy weights.
         truncation, keep_tokens: how prompts are shortened for the later layers, and what stays (model_spec 3.8).
             "off" is exact.
@@ -76,6 +78,7 @@ class LLM:
         backend: Backend | None = None,
         load_format: LoadFormat = "auto",
         engram_rows: int | None = None,
+        engram_device: Literal["cpu", "cuda"] | None = None,
         seed: int = 0,
         truncation: Truncation = "off",
         keep_tokens: int = KEEP_TOKENS,
@@ -105,6 +108,7 @@ class LLM:
             )
         self.folder, self.device = path, device_of(device)
         self._ops = kernels_of(backend, self.device)
+        tables = tables_on(engram_device, self.device)
         small = self.device.type == "cpu" and read_config(path).hidden <= _SMALL
         self._alone = small and not envs.read(envs.OMP_NUM_THREADS)
         with self._settings():
@@ -113,6 +117,7 @@ class LLM:
                 device=self.device,
                 load_format=load_format,
                 engram_rows=engram_rows,
+                engram_device=tables,
                 seed=seed,
                 truncation=truncation,
                 keep_tokens=keep_tokens,

@@ -49,6 +49,23 @@ def device_of(asked: str | torch.device | None) -> torch.device:
     return torch.device("cuda", index)
 
 
+def tables_on(asked: str | None, device: torch.device) -> torch.device:
+    """Where the n-gram tables of a model on `device` go: beside the other weights, or to the host.
+
+    Raises:
+        ValueError: they are to go elsewhere.
+    """
+    if asked is None or asked == device.type or asked == str(device):
+        return device
+    if asked == "cpu":
+        return torch.device("cpu")
+    if asked == "cuda" or asked.startswith("cuda:"):
+        raise ValueError(
+            f"engram_device {asked}: the model is on {device}, and its n-gram tables stay there or go to cpu"
+        )
+    raise ValueError(f"engram_device must be cpu or cuda, not {asked!r}")
+
+
 def kernels_of(asked: Backend | None, device: torch.device) -> dispatch.Settings:
     """Where kernels come from: as asked, else as the environment says, else what the device is fast with."""
     backend = asked

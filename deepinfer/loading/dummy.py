@@ -16,7 +16,7 @@ import torch
 
 from deepinfer.config import ModelConfig
 from deepinfer.loading.directions import axes, gain, kind, matrix
-from deepinfer.loading.inventory import E8M0, F32, FP4, FP8, TensorSpec, inventory
+from deepinfer.loading.inventory import E8M0, F32, FP4, FP8, TABLE, TensorSpec, inventory
 from deepinfer.ops.reference.quantize import encode_e2m1
 
 _FP4_RMS = 1.5  # of the values that become codes: few are larger than 6, and few become 0
@@ -32,16 +32,29 @@ _KEEP = 4.0
 def dummy_tensors(
     config: ModelConfig, seed: int = 0, device: torch.device | str = "cpu", *, engram_rows: int | None = None
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every tensor of the inventory, one after the other. A tensor depends on its name, its shape and the seed only.
+    """Every tensor of the inventory, one after the other.
 
     engram_rows: rows of each n-gram table, where it is to have fewer than its hash needs.
     """
     for name, spec in inventory(config).items():
-        if engram_rows is not None and ".engram.embed." in name:
-            spec = TensorSpec((min(engram_rows, spec.shape[0]), *spec.shape[1:]), spec.dtype)
-        # 32 bits: the generator of a CPU uses no more of its seed.
-        generator = torch.Generator(device).manual_seed(zlib.crc32(f"{seed} {name}".encode()))
-        yield name, _tensor(config, name, spec, generator, seed)
+        yield name, dummy_tensor(config, name, spec, seed, device, engram_rows=engram_rows)
+
+
+def dummy_tensor(
+    config: ModelConfig,
+    name: str,
+    spec: TensorSpec,
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+    *,
+    engram_rows: int | None = None,
+) -> torch.Tensor:
+    """One of them, made anew: it depends on its name, its shape, the seed and the kind of device only."""
+    if engram_rows is not None and TABLE in name:
+        spec = spec.cut(engram_rows)
+    # 32 bits: the generator of a CPU uses no more of its seed.
+    generator = torch.Generator(device).manual_seed(zlib.crc32(f"{seed} {name}".encode()))
+    return _tensor(config, name, spec, generator, seed)
 
 
 def _tensor(config: ModelConfig, name: str, spec: TensorSpec, generator: torch.Generator, seed: int) -> torch.Tensor:

@@ -16,6 +16,8 @@ VISION_BLOCKS, VISION_INTERMEDIATE = 32, 2816
 """The image encoder is fixed: the configuration does not say these (model_spec 1.3)."""
 OPTIONAL_PREFIXES = ("vision.", "aligner.", "image_")
 """What a checkpoint without image inputs may lack as a whole."""
+TABLE = ".engram.embed."
+"""In the names of n-gram tables: two layers of the real model have 200 GB of them."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,10 @@ class TensorSpec:
     def bytes(self) -> int:
         """Size of its values."""
         return math.prod(self.shape) * self.dtype.itemsize
+
+    def cut(self, rows: int) -> TensorSpec:
+        """The same with so many rows at most."""
+        return TensorSpec((min(rows, self.shape[0]), *self.shape[1:]), self.dtype)
 
 
 Named = Iterator[tuple[str, TensorSpec]]

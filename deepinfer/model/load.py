@@ -6,7 +6,7 @@ only, and on a CPU for what is touched, which is the files' pages themselves but
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -16,8 +16,8 @@ import torch
 from deepinfer.config import ModelConfig, read_config
 from deepinfer.errors import CheckpointError, DeepInferError
 from deepinfer.loading.checkpoint import Checkpoint
-from deepinfer.loading.dummy import dummy_tensors
-from deepinfer.loading.inventory import inventory
+from deepinfer.loading.dummy import dummy_tensor
+from deepinfer.loading.inventory import TABLE, inventory
 from deepinfer.model.deep_gemm import Gemm, products_of
 from deepinfer.model.model import KEEP_TOKENS, Model, Truncation
 from deepinfer.model.products import Products
@@ -87,15 +87,16 @@ def load_model(
         raise ValueError(f"engram_rows must be at least 1, not {engram_rows}")
     config = read_config(folder)
     where = torch.device(device)
+    tables = where if engram_device is None else torch.device(engram_device)
     products = products_of(gemm, where)
     with_tokenizer = load_format == "auto" or (folder / "tokenizer.json").exists()
     tokenizer = Tokenizer(folder) if with_tokenizer else None
     lookup = _lookup(config, tokenizer)
     try:
         if load_format == "dummy":
-            weights = _dummy(config, where, seed, engram_rows, engram_device, progress, products)
+            weights = _dummy(config, where, tables, seed, engram_rows, progress, products)
         else:
-            weights = _read(folder, config, where, engram_rows, engram_device, progress, products)
+            weights = _read(folder, config, where, tables, engram_rows, progress, products)
         model = Model(
             *(config, weights),
             lookup=lookup,
@@ -104,15 +105,28 @@ def load_model(
             max_positions=max_positions,
         )
     except torch.OutOfMemoryError as problem:
-        raise DeepInferError(
-            f"the weights do not fit {where}: they take {_wanted(config) / 2**30:.0f} GiB",
-            cause="the model needs more GPUs, or another program holds the memory"
-            + ("; --gemm deep_gemm doubles what experts take" if gemm != "exact" else ""),
-            next_step="--engram-rows N leaves most of the n-gram tables out, for trials; from Python, "
-            "load_model(…, engram_device='cpu') keeps them on the host",
-        ) from problem
+        raise _out_of_memory(config, where, tables, engram_rows, gemm) from problem
     stop_ids = (tokenizer.eos_id,) if tokenizer is not None else ()
     return LoadedModel(config, model, tokenizer, stop_ids, gemm, products.notice())
+
+
+def _out_of_memory(
+    config: ModelConfig, device: torch.device, tables: torch.device, engram_rows: int | None, gemm: Gemm
+) -> DeepInferError:
+    everything, of_tables = _wanted(config, engram_rows), _wanted(config, engram_rows, TABLE)
+    size = f"{(everything if tables == device else everything - of_tables) / 2**30:.1f} GiB"
+    ways = []
+    if of_tables and tables == device:
+        size += f", {of_tables / 2**30:.1f} of them n-gram tables"
+        if device.type != "cpu":
+            ways.append("--engram-device cpu leaves the n-gram tables on the host")
+        ways.append("--engram-rows N leaves most of their rows out, for trials")
+    return DeepInferError(
+        f"the weights do not fit {device}: they take {size}",
+        cause="the model needs more GPUs, or another program holds the memory"
+        + ("; --gemm deep_gemm doubles what experts take" if gemm != "exact" else ""),
+        next_step="; ".join(ways) or "use a device with more memory, or end what else runs there",
+    )
 
 
 def _lookup(config: ModelConfig, tokenizer: Tokenizer | None) -> torch.Tensor | None:
@@ -138,36 +152,41 @@ class _Counted:
 
     def __init__(self, config: ModelConfig, take: Take, engram_rows: int | None, progress: Progress | None) -> None:
         self._take, self._engram_rows, self._progress = take, engram_rows, progress
-        self._done, self._all = 0, _wanted(config)
+        self._done, self._all = 0, _wanted(config, engram_rows)
 
     def __call__(self, name: str) -> torch.Tensor:
         tensor = self._take(name)
-        self._done += tensor.nbytes
-        if self._engram_rows is not None and ".engram.embed." in name:
+        if self._engram_rows is not None and TABLE in name:
             tensor = tensor[: self._engram_rows]
+        self._done += tensor.nbytes
         if self._progress is not None:
             self._progress(self._done, self._all)
         return tensor
 
 
-def _wanted(config: ModelConfig) -> int:
-    """Bytes of the weights that a forward reads."""
-    return sum(spec.bytes for name, spec in inventory(config).items() if not name.startswith(_UNUSED))
+def _wanted(config: ModelConfig, engram_rows: int | None, part: str = "") -> int:
+    """Bytes of the weights that a forward reads, with so many rows of each n-gram table; of those with `part` in their
+    names.
+    """
+    return sum(
+        (spec if engram_rows is None or TABLE not in name else spec.cut(engram_rows)).bytes
+        for name, spec in inventory(config).items()
+        if part in name and not name.startswith(_UNUSED)
+    )
 
 
 def _read(
     folder: Path,
     config: ModelConfig,
     device: torch.device,
+    tables: torch.device,
     engram_rows: int | None,
-    engram_device: torch.device | str | None,
     progress: Progress | None,
     products: Products,
 ) -> Weights:
     with Checkpoint.open(folder, config) as checkpoint:
-        weights = gather_weights(
-            config, _Counted(config, checkpoint.take, engram_rows, progress), device, engram_device, products
-        )
+        counted = _Counted(config, checkpoint.take, engram_rows, progress)
+        weights = gather_weights(config, counted, device, tables, products)
         checkpoint.left -= {name for name in checkpoint.left if name.startswith(_UNUSED)}
         checkpoint.finish()
     return weights
@@ -176,22 +195,17 @@ def _read(
 def _dummy(
     config: ModelConfig,
     device: torch.device,
+    tables: torch.device,
     seed: int,
     engram_rows: int | None,
-    engram_device: torch.device | str | None,
     progress: Progress | None,
     products: Products,
 ) -> Weights:
-    made = dict(_made(config, device, seed, engram_rows))
-    return gather_weights(config, _Counted(config, made.pop, None, progress), device, engram_device, products)
+    """Weights made one by one as they are asked for, each where it goes."""
+    specs = inventory(config)
 
+    def make(name: str) -> torch.Tensor:
+        where = tables if TABLE in name else device
+        return dummy_tensor(config, name, specs[name], seed, where, engram_rows=engram_rows)
 
-def _made(
-    config: ModelConfig, device: torch.device, seed: int, engram_rows: int | None
-) -> Iterator[tuple[str, torch.Tensor]]:
-    """Dummy weights that a forward reads."""
-    return (
-        (name, tensor)
-        for name, tensor in dummy_tensors(config, seed, device, engram_rows=engram_rows)
-        if not name.startswith(_UNUSED)
-    )
+    return gather_weights(config, _Counted(config, make, engram_rows, progress), device, tables, products)
