@@ -14,8 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from deepinfer import native, platform
+from deepinfer import envs, native, platform
 from deepinfer.environment import toolchain
+from deepinfer.environment.requirements import RANGES
 from deepinfer.errors import NativeError
 
 
@@ -97,7 +98,14 @@ def _module(name: str, *distributions: str) -> Found:
             continue
         if installed.startswith(version):
             version = installed
-    return Found(version, str(Path(module.__file__ or "").parent))
+    details = {"needed": str(RANGES[name]), "unfit": RANGES[name].problem(version)} if name in RANGES else {}
+    return Found(version, str(Path(module.__file__ or "").parent), details)
+
+
+def _xgrammar() -> Found:
+    # This process does not ask for masks: with an older torch the import would first compile an extension for them.
+    envs.set_unless_settled(envs.TVM_FFI_DISABLE_TORCH_C_DLPACK, "1")
+    return _module("xgrammar", "xgrammar")
 
 
 def _import(name: str) -> Any:
@@ -118,7 +126,7 @@ PARTS: dict[str, Callable[[], Found]] = {
     "deep_gemm": partial(_module, "deep_gemm", "deepinfer-gemm"),
     "deep_ep": partial(_module, "deep_ep", "deepinfer-ep"),
     "deep_cluster": partial(_module, "deep_cluster", "deep-cluster"),
-    "xgrammar": partial(_module, "xgrammar", "xgrammar"),
+    "xgrammar": _xgrammar,
     "toolchain": _toolchain,
 }
 

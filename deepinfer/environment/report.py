@@ -13,6 +13,7 @@ Schema 1 of the JSON form. Keys are only ever added; a change of meaning raises 
                 torch {git_version, cuda or null, cuda_available, nccl: {version, files} or null, cudart: [files]}
                 deepinfer._C {abi: {python, torch, torch_git, cuda, compiler}, graph_timer}
                 toolchain {home, nvcc, nvcc_version, host_compiler, host_compiler_version, problem}
+                xgrammar {needed: the versions that fit, unfit: why this one does not, or ''}
                 The others and rows that are not present have {}.
     infiniband  {devices: [names], gin: bool, reason}: whether DeepEP will start GIN
     cache       {path, source, warm}: source is default, DEEPINFER_CACHE_DIR, temporary or "not writable"; warm is the
@@ -34,6 +35,7 @@ from typing import Any
 import deepinfer
 from deepinfer import activation, envs, platform
 from deepinfer.environment.children import examine_all
+from deepinfer.environment.requirements import RANGES
 from deepinfer.errors import VariableError
 from deepinfer.ops import dispatch
 
@@ -172,6 +174,11 @@ def _part_notices(parts: list[dict[str, Any]]) -> Iterator[str]:
     for row in parts:
         if row["status"] in ("failed", "crashed", "timeout") and row["name"] != "torch":
             yield f"{row['name']} is here and cannot be used: {row['reason']}"
+        if unfit := row["details"].get("unfit"):
+            yield (
+                f"{row['name']} {row['version']} is here, and {row['details']['needed']} is needed ({unfit}): "
+                f"what needs it is refused; {RANGES[row['name']].install}"
+            )
 
 
 def render(report: dict[str, Any]) -> str:
@@ -242,5 +249,7 @@ def _details(row: dict[str, Any]) -> Iterator[str]:
             yield f"git {details['git_version']}, CUDA {details['cuda'] or 'none'}"
             nccl = details["nccl"]
             yield f"NCCL {nccl['version']} {' and '.join(nccl['files'])}" if nccl else "NCCL: none is loaded"
+        case "xgrammar", "present":
+            yield f"{'does not fit' if details['unfit'] else 'fits'}: {details['needed']} is needed"
         case "toolchain", _ if details:
             yield f"host compiler {details['host_compiler']} {details['host_compiler_version']}"

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import torch
 
 from deepinfer import envs
+from deepinfer.environment.requirements import XGRAMMAR
 from deepinfer.errors import DeepInferError
 from deepinfer.sampling.masks import words_of
 from deepinfer.sampling.params import Structure
@@ -30,8 +31,10 @@ WHITESPACE = 32
 CACHE_BYTES = 2**28
 SLOWEST_STEP = 2.0
 """Seconds of computing that one token of a grammar may take: some ambiguous grammars take ever longer."""
-OLDEST = (0, 2, 9)
-_INSTALL = "pip install 'xgrammar>=0.2.9,<0.3', or leave `structure` out"
+_INSTALL = (
+    f"{XGRAMMAR.install}, or leave `structure` out; in an image that has another one for its vendor's programs: into a "
+    "folder of its own on PYTHONPATH (docs/structured-output.md)"
+)
 _CONTROLS = frozenset(range(32)) - {ord("\n")}
 """Bytes that are in no JSON text, but for tabs and carriage returns between elements, which are not needed there."""
 _PLACE = re.compile(r"^\[\d\d:\d\d:\d\d\] \S+:\d+: ")
@@ -167,25 +170,34 @@ class GrammarCompiler:
 
 
 def _library() -> Any:
-    if not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
-        # An older torch. The import would compile an extension for it, a minute without a word, for speed alone.
-        envs.set_unless_settled(envs.TVM_FFI_DISABLE_TORCH_C_DLPACK, "1")
+    """The package. What does not fit is not imported: a vendor's other version may load more than it should."""
     try:
-        library = importlib.import_module("xgrammar")
         version = importlib.metadata.version("xgrammar")
-    except Exception as problem:  # a library that cannot be loaded raises OSError, RuntimeError and others
+    except importlib.metadata.PackageNotFoundError as problem:
+        raise _cannot_be_imported("it is not installed", problem) from problem
+    if unfit := XGRAMMAR.problem(version):
         raise DeepInferError(
-            f"structured output needs the package xgrammar, which cannot be imported: {problem}",
-            cause="it is not installed" if isinstance(problem, ImportError) else "it does not fit what it lies beside",
-            next_step=_INSTALL,
-        ) from problem
-    if tuple(int(one) for one in re.findall(r"\d+", version)[:3]) < OLDEST:
-        raise DeepInferError(
-            f"structured output needs xgrammar {'.'.join(map(str, OLDEST))}, and {version} is here",
-            cause="older ones take some JSON schemas and patterns for wider than they are",
-            next_step=_INSTALL,
+            f"structured output needs xgrammar {XGRAMMAR}, and {version} is here", cause=unfit, next_step=_INSTALL
         )
-    return library
+    prepare_import()
+    try:
+        return importlib.import_module("xgrammar")
+    except Exception as problem:  # a library that cannot be loaded raises OSError, RuntimeError and others
+        raise _cannot_be_imported("it does not fit what it lies beside", problem) from problem
+
+
+def prepare_import() -> None:
+    """With an older torch, xgrammar's import would compile an extension, a minute without a word, for speed alone."""
+    if not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
+        envs.set_unless_settled(envs.TVM_FFI_DISABLE_TORCH_C_DLPACK, "1")
+
+
+def _cannot_be_imported(cause: str, problem: Exception) -> DeepInferError:
+    return DeepInferError(
+        f"structured output needs the package xgrammar, which cannot be imported: {problem}",
+        cause=cause,
+        next_step=_INSTALL,
+    )
 
 
 def _compiled(compiler: Any, structure: Structure) -> Any:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import re
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -194,12 +194,30 @@ def test_without_xgrammar_a_structure_is_refused_and_says_what_to_install(
         GrammarCompiler(tokenizer, WIDTH, [1]).compile(Structure("regex", "a"))
 
 
-@pytest.mark.parametrize("version", ["0.2.2", "0.1.34", "0.2.8.post1"])
-def test_an_older_xgrammar_is_refused(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, version: str) -> None:
-    monkeypatch.setitem(sys.modules, "xgrammar", ModuleType("xgrammar"))
-    monkeypatch.setattr("importlib.metadata.version", lambda name: version)
-    with pytest.raises(DeepInferError, match=rf"needs xgrammar 0\.2\.9, and {version} is here"):
+def test_without_its_distribution_it_is_not_installed(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr("importlib.metadata.version", absent)
+    with pytest.raises(DeepInferError, match="needs the package xgrammar") as caught:
         GrammarCompiler(tokenizer, WIDTH, [1]).compile(Structure("regex", "a"))
+    assert caught.value.cause == "it is not installed"
+
+
+@pytest.mark.parametrize(
+    ("version", "why"),
+    [("0.2.2", "older"), ("0.1.34", "older"), ("0.2.8.post1", "older"), ("0.3.0", "newer"), ("1.0.0rc2", "newer")],
+)
+def test_an_unfit_xgrammar_is_refused_and_not_imported(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, version: str, why: str
+) -> None:
+    """Vendors' images have others, of which nothing is known."""
+    monkeypatch.setattr("importlib.metadata.version", lambda name: version)
+    monkeypatch.setattr("importlib.import_module", lambda name: pytest.fail(f"{name} was imported"))
+    with pytest.raises(DeepInferError, match=rf"needs xgrammar >=0\.2\.9,<0\.3, and {version} is here") as caught:
+        GrammarCompiler(tokenizer, WIDTH, [1]).compile(Structure("regex", "a"))
+    assert why in caught.value.cause
+    assert "pip install 'xgrammar>=0.2.9,<0.3'" in caught.value.next_step and "PYTHONPATH" in caught.value.next_step
 
 
 OLDER_TORCH = """
