@@ -18,35 +18,46 @@ from build.call import CallFailed, call
 from build.errors import BuildError, EnvironmentCannot, MatrixError
 from build.locks import PLATFORMS
 
-_DIRECTIVE = re.compile(r"# (index|alone): (\S+)")
+_DIRECTIVE = re.compile(r"# (index|alone|needs): (\S+)")
 
 
-def relock(source: Path, python: str) -> Path:
-    """Resolve `NAME.in` for a Python on Linux x86-64 and write `NAME.lock` beside it.
+def relock(source: Path, pythons: Sequence[str]) -> Path:
+    """Resolve `NAME.in` for each of these Pythons on Linux x86-64 and write `NAME.lock` beside it, with all their sums.
 
-    Besides requirements, the .in may hold `# index: URL` (where else wheels are found; goes into the lock) and
-    `# alone: NAME==VERSION` (pinned as it is, without resolving what it needs).
+    Besides requirements, the .in may hold `# index: URL` (where else wheels are found; goes into the lock),
+    `# alone: NAME==VERSION` (pinned as it is, without resolving what it needs) and `# needs: none` (that for all).
 
     Raises:
-        MatrixError: nothing satisfies the requirements.
+        MatrixError: nothing satisfies the requirements, or for one Python another version than for the next.
     """
     if source.suffix != ".in":
         raise MatrixError(f"{source} does not end in .in", next_step="give the list of requirements, not the lock")
     directives = _DIRECTIVE.findall(source.read_text())
     indexes = [value for key, value in directives if key == "index"]
     alone = [value for key, value in directives if key == "alone"]
-    wheels = _resolve(["--requirement", str(source)], python, indexes)
-    if alone:
-        wheels += _resolve(["--no-deps", *alone], python, indexes)
+    own = ["--no-deps"] if ("needs", "none") in directives else []
+    pins: dict[str, tuple[str, set[str]]] = {}
+    for python in pythons:
+        wheels = _resolve([*own, "--requirement", str(source)], python, indexes)
+        if alone:
+            wheels += _resolve(["--no-deps", *alone], python, indexes)
+        for name, version, digest in wheels:
+            held, digests = pins.setdefault(name, (version, set()))
+            if held != version:
+                raise MatrixError(
+                    f"{name} is {version} for Python {python}, and {held} for {pythons[0]}",
+                    next_step=f"write a version into {source.name} that has wheels for all of them",
+                )
+            digests.add(digest)
     shown = source.resolve()
     shown = shown.relative_to(REPOSITORY) if shown.is_relative_to(REPOSITORY) else Path(source.name)
     lines = [
         "# Every wheel that is installed, pinned and hashed; installed with --no-deps. Do not edit: change the .in and",
-        f"# run `python -m build.locks relock {shown} --python {python}`",
+        f"# run `python -m build.locks relock {shown} --python {','.join(pythons)}`",
         *(f"# index: {index}" for index in indexes),
     ]
-    for name, version, digest in sorted(wheels):
-        lines += [f"{name}=={version} \\", f"    --hash=sha256:{digest}"]
+    for name, (version, digests) in sorted(pins.items()):
+        lines += [f"{name}=={version} \\", " \\\n".join(f"    --hash=sha256:{digest}" for digest in sorted(digests))]
     target = source.with_suffix(".lock")
     atomic_write(target, "\n".join(lines) + "\n")
     return target
@@ -85,15 +96,17 @@ def _wheel(entry: dict[str, Any]) -> tuple[str, str, str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """`python -m build.locks relock FILE.in --python 3.13`."""
+    """`python -m build.locks relock FILE.in --python 3.13[,3.12]`."""
     parser = argparse.ArgumentParser(prog="python -m build.locks", description="Work on locks of wheels.")
     verbs = parser.add_subparsers(required=True, metavar="VERB")
     verb = verbs.add_parser("relock", help="resolve FILE.in and write FILE.lock beside it")
     verb.add_argument("source", type=Path, metavar="FILE.in")
-    verb.add_argument("--python", required=True, metavar="3.N", help="the target's Python")
+    verb.add_argument(
+        "--python", required=True, metavar="3.N[,3.M]", help="the target's Python; several: one lock for all"
+    )
     given = parser.parse_args(argv)
     try:
-        print(relock(given.source, given.python))
+        print(relock(given.source, given.python.split(",")))
     except BuildError as problem:
         print(problem, file=sys.stderr)
         return problem.exit_code

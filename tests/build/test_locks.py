@@ -253,6 +253,30 @@ def test_a_lock_is_made_from_a_list_and_fetched(tmp_path: Path, index: Path) -> 
     assert len(fetched_wheels(fetch_lock(lock.path, "3.13"))) == 3
 
 
+def test_one_lock_for_several_pythons_of_what_is_named_alone(
+    tmp_path: Path, index: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old = make_wheel(index, "alpha", needs="absent", tag="cp312-cp312-manylinux_2_28_x86_64")
+    new = make_wheel(index, "alpha", needs="absent", tag="cp313-cp313-manylinux_2_28_x86_64")
+    any_python = make_wheel(index, "beta")
+    source = tmp_path / "some.in"
+    source.write_text("# needs: none\nalpha\nbeta>=0.5\n")
+    words = ["relock", str(source), "--python", "3.12,3.13"]
+    assert relock.main(words) == 0
+    lock = read_lock(tmp_path / "some.lock")
+    assert [(pin.name, pin.hashes) for pin in lock.pins] == [
+        ("alpha", tuple(sorted((sha256(old), sha256(new))))), ("beta", (sha256(any_python),)),
+    ]  # fmt: skip
+    assert "--python 3.12,3.13" in lock.path.read_text()
+    for python, wheel in (("3.12", old), ("3.13", new)):
+        assert fetched_wheels(fetch_lock(lock.path, python))["alpha"].name == wheel.name
+    before = lock.path.read_text()
+    make_wheel(index, "alpha", "1.1", tag="cp313-cp313-manylinux_2_28_x86_64")
+    assert relock.main(words) == 2
+    assert "alpha is 1.1 for Python 3.13, and 1.0 for 3.12" in capsys.readouterr().err
+    assert lock.path.read_text() == before
+
+
 def test_requirements_that_nothing_satisfies_leave_no_lock(
     tmp_path: Path, index: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
