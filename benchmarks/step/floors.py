@@ -113,6 +113,22 @@ def _wide_experts(
     )
 
 
+def _quantize_per128(_: Any, x: Any, choices: Any, topk: int, values: Any, scales: Any) -> Floor:
+    if choices is None:
+        return Floor(size(x, values, scales))
+    written = int((choices >= 0).sum()) * (_row(values) + 4 * scales.shape[1])
+    return Floor(_different(choices[choices >= 0] // topk, len(x)) * _row(x) + written + size(choices))
+
+
+def _swiglu_per128(_: Any, gate_up: Any, limit: float, weights: Any, choices: Any, values: Any, scales: Any) -> Floor:
+    rows = len(gate_up) if choices is None else int((choices >= 0).sum())
+    return Floor(rows * (_row(gate_up) + _row(values) + 4 * scales.shape[1]) + size(weights, choices))
+
+
+def _combine(_: Any, shared: Any, routed: Any, order: Any, out: Any) -> Floor:
+    return Floor(int((order >= 0).sum()) * _row(routed) + size(shared, order, out))
+
+
 def _gather(_: Any, table: Any, index: Any, out: Any) -> Floor:
     return Floor(_different(index, len(table)) * _row(table) + size(index, out))
 
@@ -278,6 +294,9 @@ _RULES: dict[str, Rule] = {
     "fp8_grouped_linear": _grouped,
     "bf16_linear": _bf16_linear,
     "expert_linear": _expert_linear,
+    "quantize_per128": _quantize_per128,
+    "swiglu_per128": _swiglu_per128,
+    "combine": _combine,
     "deep_gemm_linear": _wide_linear,
     "deep_gemm_grouped": _wide_linear,
     "deep_gemm_experts": _wide_experts,

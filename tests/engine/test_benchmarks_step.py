@@ -27,7 +27,7 @@ from deepinfer.ops import dispatch
 from deepinfer.ops.experts import expert_linear, expert_order
 from deepinfer.ops.gather import gather
 from deepinfer.ops.names import FAMILY_OF
-from deepinfer.ops.per128 import quantize_per128
+from deepinfer.ops.per128 import column_scales, quantize_per128
 from tests.engine.model_runs import single_thread
 from tests.engine.plain_library import Plain
 from tests.engine.real_config import real_config
@@ -130,6 +130,19 @@ def test_deepgemms_products_are_watched_and_counted() -> None:
     second.arguments[-1].fill_(1)
     second()
     assert second.arguments[-1][:3].eq(0).all(), "a call that was kept does not run again"
+
+
+def test_rows_that_pad_cost_nothing() -> None:
+    choices, scales = ints(0, -1, 4, 5), column_scales(4, 2, "cpu")
+    x, values = zeros(2, 256, dtype=torch.bfloat16), zeros(4, 256).view(E4M3)
+    found = floor("quantize_per128", (True,), (x, choices, 3, values, scales))
+    assert found == Floor(2 * 512 + 3 * (256 + 8) + 16)
+    assert floor("quantize_per128", (False,), (x, None, 1, values[:2], scales[:2])) == Floor(2 * (512 + 256 + 8))
+    gate_up, weights = zeros(4, 512, dtype=torch.bfloat16), zeros(6, dtype=torch.float32)
+    found = floor("swiglu_per128", (True,), (gate_up, 10.0, weights, choices, values, scales))
+    assert found == Floor(3 * (1024 + 256 + 8) + 24 + 16)
+    shared, routed = zeros(2, 64, dtype=torch.bfloat16), zeros(4, 64, dtype=torch.bfloat16)
+    assert floor("combine", (3,), (shared, routed, choices, shared.clone())) == Floor(3 * 128 + 2 * 256 + 16)
 
 
 def test_weights_of_the_experts_take_twice_the_bytes_there() -> None:

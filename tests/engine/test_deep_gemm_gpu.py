@@ -26,10 +26,14 @@ from tests.engine.model_runs import BLOCKS, Story, prompt
 from tests.engine.plain_library import Plain, wide_config, wide_model, wide_subject
 
 pytestmark = pytest.mark.gpu
-PRODUCT = 5e-3
+PRODUCT = 3e-3
 """What a product may be off by, relative L2: results are rounded to bfloat16, and the tensor cores cut their sums."""
-DRIFT = 2e-2
-"""What the tiny model's logits may be off by after twelve layers, with the oracle's choices, relative L2."""
+DRIFT = 5e-3
+"""What the tiny model's logits may be off by after twelve layers, with the oracle's choices, relative L2; 1.3e-3 was
+measured. What enters a layer may be off by twice as much.
+"""
+FREE = 2e-2
+"""The same of two runs that choose experts and entries themselves."""
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -72,7 +76,7 @@ def test_a_linear_product(rows: int, outputs: int, columns: int) -> None:
     found, expected = results(rows, outputs)
     library().linear(x, own, found)
     Plain().linear(x, own, expected)
-    assert distance(found, expected) <= PRODUCT
+    assert distance(found, expected.cpu()) <= PRODUCT
 
 
 @pytest.mark.parametrize("rows", [1, 3, 150])
@@ -83,7 +87,7 @@ def test_a_product_by_groups(rows: int) -> None:
     found, expected = results(rows, 2, 64)
     library().grouped(x, own, found)
     Plain().grouped(x, own, expected)
-    assert distance(found, expected) <= PRODUCT
+    assert distance(found, expected.cpu()) <= PRODUCT
 
 
 @pytest.mark.parametrize("alignment", [64, 128])
@@ -102,7 +106,7 @@ def test_a_product_of_experts(rows: int, experts: int, alignment: int) -> None:
         clean = PerWide(x.values.clone(), x.scales.contiguous().T.contiguous().T)
         clean.values.view(torch.uint8)[~real] = 0
         Plain().experts(clean, own, ends, alignment, 1, expected)
-        assert distance(found[real], expected[real]) <= PRODUCT
+        assert distance(found[real], expected[real].cpu()) <= PRODUCT
 
 
 @functools.cache
@@ -117,7 +121,7 @@ def test_drift_is_bounded() -> None:
     print(f"drift {found.error:.1e}, noise {found.noise.relative:.1e}")
     assert 0 < found.error <= DRIFT
     for layer in range(12):
-        assert found.hidden_error(found.forced, layer) <= DRIFT
+        assert found.hidden_error(found.forced, layer) <= 2 * DRIFT
     assert found.same_tokens(found.forced) >= 0.95
 
 
@@ -148,8 +152,8 @@ def test_two_runs_give_the_same_bits() -> None:
 
 def test_a_decoded_token_is_near_a_prefilled_one() -> None:
     whole, decoded = run(prompt(150), 150), run(prompt(150), 147)
-    print(f"decode against prefill: {distance(decoded, whole):.1e}, the same bits: {decoded.equal(whole)}")
-    assert distance(decoded, whole.cpu()) <= DRIFT
+    print(f"decode against prefill: {distance(decoded, whole.cpu()):.1e}, the same bits: {decoded.equal(whole)}")
+    assert distance(decoded, whole.cpu()) <= FREE
 
 
 def test_alone_and_in_a_batch_are_near() -> None:
@@ -159,7 +163,9 @@ def test_alone_and_in_a_batch_are_near() -> None:
         forward(memory, [story.rows(len(story.tokens) - 1, "none")])
     logits = forward(memory, [story.rows(1) for story in stories], decode=True)
     for story, found in zip(stories, logits, strict=True):
-        assert distance(found, run(story.tokens, len(story.tokens) - 1).cpu()) <= DRIFT
+        alone = run(story.tokens, len(story.tokens) - 1)
+        print(f"alone against in a batch: {distance(found, alone.cpu()):.1e}, the same bits: {found.equal(alone)}")
+        assert distance(found, alone.cpu()) <= FREE
 
 
 def test_a_decode_step_can_be_captured_and_replayed() -> None:

@@ -45,9 +45,10 @@ def _quantize(
         choice = tl.load(choices + row, mask=live, other=-1)
         source = choice // topk
         live = live & (choice >= 0) & (source < rows)
-    origin = source.to(tl.int64) * stride + part * 128
-    value = tl.load(x + origin[:, None] + tl.arange(0, 128)[None, :], mask=live[:, None], other=0.0)
-    _store(widen(value), values, scales, row, part, live, per_row, padded, GROUPS)
+    if tl.max(live.to(tl.int32), axis=0) > 0:  # most of a small step's rows pad
+        origin = source.to(tl.int64) * stride + part * 128
+        value = tl.load(x + origin[:, None] + tl.arange(0, 128)[None, :], mask=live[:, None], other=0.0)
+        _store(widen(value), values, scales, row, part, live, per_row, padded, GROUPS)
 
 
 @triton.jit(do_not_specialize=["groups", "there", "padded"])
@@ -56,19 +57,21 @@ def _swiglu(
     WEIGHTED: tl.constexpr, GROUPS: tl.constexpr,
 ):  # fmt: skip
     row, part, live = _places(groups, per_row, GROUPS)
+    choice = row
     if WEIGHTED:
         choice = tl.load(choices + row, mask=live, other=-1)
         live = live & (choice >= 0) & (choice < there)
-    origin = gate_up + ((row.to(tl.int64) * 2 * per_row + part) * 128)[:, None] + tl.arange(0, 128)[None, :]
-    gate = widen(tl.load(origin, mask=live[:, None], other=0.0))
-    up = widen(tl.load(origin + per_row * 128, mask=live[:, None], other=0.0))
-    # Comparisons with NaN are false, so NaN stays; tl.minimum would drop it.
-    gate = tl.where(gate > limit, limit, gate)
-    up = tl.where(up > limit, limit, tl.where(up < -limit, -limit, up))
-    product = tl.div_rn(gate, 1.0 + tl.exp(-gate)) * up
-    if WEIGHTED:
-        product *= tl.load(weights + choice, mask=live, other=0.0)[:, None]
-    _store(product, values, scales, row, part, live, per_row, padded, GROUPS)
+    if tl.max(live.to(tl.int32), axis=0) > 0:  # most of a small step's rows pad
+        origin = gate_up + ((row.to(tl.int64) * 2 * per_row + part) * 128)[:, None] + tl.arange(0, 128)[None, :]
+        gate = widen(tl.load(origin, mask=live[:, None], other=0.0))
+        up = widen(tl.load(origin + per_row * 128, mask=live[:, None], other=0.0))
+        # Comparisons with NaN are false, so NaN stays; tl.minimum would drop it.
+        gate = tl.where(gate > limit, limit, gate)
+        up = tl.where(up > limit, limit, tl.where(up < -limit, -limit, up))
+        product = tl.div_rn(gate, 1.0 + tl.exp(-gate)) * up
+        if WEIGHTED:
+            product *= tl.load(weights + choice, mask=live, other=0.0)[:, None]
+        _store(product, values, scales, row, part, live, per_row, padded, GROUPS)
 
 
 @triton.jit(do_not_specialize=["groups", "table_rows", "padded"])
