@@ -75,9 +75,7 @@ class RequestFailed(DeepInferError):
     exit_code = 5
 
 
-_OF_THE_NAME = (
-    errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY, errno.ENAMETOOLONG, errno.ELOOP,
-)  # fmt: skip
+_OF_THE_NAME = (errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY, errno.ENAMETOOLONG, errno.ELOOP)
 
 
 def unwritable(what: str, problem: OSError) -> DeepInferError:
@@ -91,6 +89,8 @@ def unwritable(what: str, problem: OSError) -> DeepInferError:
     told = f"{what}: {problem.strerror or problem}"
     if problem.filename is not None and not what.startswith(f"{problem.filename} "):
         told += f" ({problem.filename})"
+    if problem.errno == errno.ENOENT:
+        return UsageError(told, next_step="make the folder that it is to lie in, or name one that is there")
     if problem.errno in _OF_THE_NAME:
-        return UsageError(told, next_step="name one in a folder that is there, and that nothing else has")
+        return UsageError(told, next_step="name another: something else lies there")
     return DeepInferError(told, next_step="name one on a file system with room, in a folder that you may write to")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 from collections.abc import Iterator
@@ -15,8 +16,25 @@ _SAMPLES, _SAMPLE = 4, 16384
 """Pieces of a shard that are read, and their bytes: two models of one shape differ in any of them."""
 
 
-def fingerprint(folder: Path, *, load_format: str = "auto", engram_rows: int | None = None, truncation: str = "off",
-) -> str:  # fmt: skip
+def of_options(args: argparse.Namespace) -> str:
+    """The fingerprint of the model that a command line opens; see `fingerprint`."""
+    return fingerprint(
+        args.model,
+        load_format=args.load_format,
+        engram_rows=args.engram_rows,
+        truncation=args.truncation,
+        gemm=args.gemm,
+    )
+
+
+def fingerprint(
+    folder: Path,
+    *,
+    load_format: str = "auto",
+    engram_rows: int | None = None,
+    truncation: str = "off",
+    gemm: str = "exact",
+) -> str:
     """16 hex digits that change with a checkpoint, and with the options that change what it says.
 
     Of config.json, tokenizer.json and the index every byte counts; of a shard its name, its size and a few pieces of
@@ -27,7 +45,7 @@ def fingerprint(folder: Path, *, load_format: str = "auto", engram_rows: int | N
         ConfigError: there is no config.json, or none that can be used.
     """
     read_config(folder)
-    digest = hashlib.sha256(json.dumps([load_format, engram_rows, truncation]).encode())
+    digest = hashlib.sha256(json.dumps([load_format, engram_rows, truncation, gemm]).encode())
     for name in _WHOLE:
         digest.update(json.dumps([name, _hash(folder / name)]).encode())
     for shard in sorted(folder.glob("*.safetensors")) if load_format == "auto" else []:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from deepinfer.cli.fingerprint import fingerprint
+from deepinfer.cli.fingerprint import of_options
 from deepinfer.cli.jsonl_requests import LineRequest, parse_requests
 from deepinfer.cli.jsonl_results import Results, StdoutResults, open_results
 from deepinfer.cli.model_options import add_model_arguments, open_llm, tell, write_utf8
@@ -71,9 +71,7 @@ def run(args: argparse.Namespace) -> int:
     where = "stdin" if args.input == STDIN else args.input
     requests = parse_requests(read_bytes(args.input), where, given_options(args), as_it_is=args.as_it_is)
     write_utf8()
-    model = fingerprint(
-        args.model, load_format=args.load_format, engram_rows=args.engram_rows, truncation=args.truncation
-    )
+    model = of_options(args)
     with _results(args, requests, model) as results:
         left = [one for one in requests if one.id not in results.done]
         if results.done:

@@ -203,8 +203,8 @@ def _answer(path: Path, number: int, line: bytes, requests: Mapping[str, LineReq
     if made_with not in (None, model):
         raise InputError(
             f"{path}, line {number}: it was made with another model, and answers of two would be mixed",
-            cause="--model names another checkpoint, its files were changed, or --load-format, --engram-rows or "
-            "--truncation are not as they were",
+            cause="--model names another checkpoint, its files were changed, or --load-format, --engram-rows, "
+            "--truncation or --gemm are not as they were",
             next_step="name another --output, or the model and the options that the file was made with",
         )
     return _Answer(name, failed, made_with is not None, line + b"\n")

@@ -48,7 +48,7 @@ def test_a_byte_at_a_shards_ends(folder: Path, place: int) -> None:
 def test_every_file_and_option_that_changes_answers_counts(folder: Path) -> None:
     seen = {
         fingerprint(folder), fingerprint(folder, load_format="dummy"), fingerprint(folder, engram_rows=9),
-        fingerprint(folder, truncation="mask"),
+        fingerprint(folder, truncation="mask"), fingerprint(folder, gemm="deep_gemm"),
     }  # fmt: skip
     config = json.dumps(tiny_config(), indent=1)
     for name, text in (("config.json", config), ("tokenizer.json", "{ }"), ("model.safetensors.index.json", "{}")):
@@ -60,7 +60,7 @@ def test_every_file_and_option_that_changes_answers_counts(folder: Path) -> None
     seen.add(fingerprint(folder))
     (folder / "c.safetensors").mkdir()  # not to be read: whoever opens the model tells it
     seen.add(fingerprint(folder))
-    assert len(seen) == 10
+    assert len(seen) == 11
 
 
 def test_made_weights_depend_on_no_shard(folder: Path) -> None:
