@@ -10,7 +10,6 @@ figures of an image are of one run, so that their ratios mean something on any m
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import platform
@@ -33,11 +32,12 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from build import cache  # noqa: E402
+from build.arguments import Parser  # noqa: E402
 from build.bases.inspect import expected, inspect_base  # noqa: E402
 from build.bases.replica import make_replica, reference  # noqa: E402
 from build.clean.images import clean_images  # noqa: E402
 from build.containers import Engine  # noqa: E402
-from build.errors import BuildError, EnvironmentCannot  # noqa: E402
+from build.errors import BuildError, EnvironmentCannot, UsageError  # noqa: E402
 from build.image.names import revision  # noqa: E402
 from build.matrix.load import load_matrix  # noqa: E402
 from build.matrix.model import Target  # noqa: E402
@@ -224,11 +224,15 @@ def _figure(row: dict[str, Any] | None) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print, write; returns the worst exit code. A missed limit is shown and is no failure."""
-    parser = argparse.ArgumentParser(description="Times of builds.")
+    parser = Parser(prog="benchmarks/build.py", description="Times of builds.")
     parser.add_argument("--image", default="*", help="globs and comma lists (default: every image of the matrix)")
     parser.add_argument("--repeat", type=int, default=3, help="samples of what is cheap (default: 3)")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results", help="folder for the JSON")
-    args = parser.parse_args(argv)
+    try:
+        args = parser.parse_args(argv)
+    except UsageError as problem:
+        print(problem, file=sys.stderr)
+        return problem.exit_code
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was made is removed then too
     now, results, code = datetime.now(UTC), [], 0
     file = args.out / f"build-{now:%Y-%m-%d}.json"

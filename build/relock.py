@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import sys
@@ -13,6 +12,7 @@ from typing import Any
 
 from packaging.utils import canonicalize_name
 
+from build.arguments import Parser
 from build.cache import REPOSITORY, atomic_write
 from build.call import CallFailed, call
 from build.errors import BuildError, EnvironmentCannot, MatrixError
@@ -97,15 +97,15 @@ def _wheel(entry: dict[str, Any]) -> tuple[str, str, str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """`python -m build.locks relock FILE.in --python 3.13[,3.12]`."""
-    parser = argparse.ArgumentParser(prog="python -m build.locks", description="Work on locks of wheels.")
+    parser = Parser(prog="python -m build.locks", description="Work on locks of wheels.")
     verbs = parser.add_subparsers(required=True, metavar="VERB")
     verb = verbs.add_parser("relock", help="resolve FILE.in and write FILE.lock beside it")
     verb.add_argument("source", type=Path, metavar="FILE.in")
     verb.add_argument(
         "--python", required=True, metavar="3.N[,3.M]", help="the target's Python; several: one lock for all"
     )
-    given = parser.parse_args(argv)
     try:
+        given = parser.parse_args(argv)
         print(relock(given.source, given.python.split(",")))
     except BuildError as problem:
         print(problem, file=sys.stderr)

@@ -6,14 +6,15 @@ Exit code 0 when every row passed, 5 otherwise.
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from build.arguments import Parser
 from build.call import call
+from build.errors import UsageError
 from build.gpu.stage import StageResult, as_table, run_stage
 
 
@@ -33,14 +34,18 @@ def _version_of(folder: str) -> str:
 
 def main() -> int:
     """Parse, run, print."""
-    parser = argparse.ArgumentParser(prog="python3 -m build.gpu", description="run the GPU stage with this Python")
+    parser = Parser(prog="python3 -m build.gpu", description="run the GPU stage with this Python")
     parser.add_argument("--gpus", type=int, default=1)
     parser.add_argument("--triton", action="append", default=[], metavar="DIR", help="a folder with an unpacked Triton")
     parser.add_argument("--unsupported", action="append", default=[], metavar="NAME=REASON")
     parser.add_argument("--json", action="store_true", help="print the rows as JSON, alone on stdout")
-    args = parser.parse_args()
-    if args.gpus < 1:
-        parser.error("--gpus needs at least 1")
+    try:
+        args = parser.parse_args()
+        if args.gpus < 1:
+            parser.error("--gpus needs at least 1")
+    except UsageError as problem:
+        print(problem, file=sys.stderr)
+        return problem.exit_code
     tritons = {_version_of(folder): str(Path(folder).absolute()) for folder in args.triton}
     unsupported = dict(entry.partition("=")[::2] for entry in args.unsupported)
 

@@ -10,7 +10,6 @@ Every wheel and source is checked by its hash and written whole; running it agai
 
 from __future__ import annotations
 
-import argparse
 import re
 import shutil
 import sys
@@ -20,6 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from build import cache, triton_versions
+from build.arguments import Parser
 from build.call import call
 from build.command import TROUBLE, as_build_error
 from build.errors import EnvironmentCannot, UsageError
@@ -108,17 +108,17 @@ PACKS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Fill the folder; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m build.host.pack", description="Fill a folder of offline packs.")
+    parser = Parser(prog="python -m build.host.pack", description="Fill a folder of offline packs.")
     parser.add_argument("folder", type=Path)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(PACKS)}; all without any")
     parser.add_argument("--python", default="3.12", help="the other machine's Python (default: 3.12)")
-    args = parser.parse_intermixed_args(argv)
-    if re.fullmatch(r"3\.\d+", args.python) is None:
-        parser.error(f"--python {args.python!r} is no version such as 3.12")
-    unknown = [name for name in args.names if name not in PACKS]
-    if unknown:
-        parser.error(f"unknown packs: {', '.join(unknown)}; there are {', '.join(PACKS)}")
     try:
+        args = parser.parse_intermixed_args(argv)
+        if re.fullmatch(r"3\.\d+", args.python) is None:
+            parser.error(f"--python {args.python!r} is no version such as 3.12")
+        unknown = [name for name in args.names if name not in PACKS]
+        if unknown:
+            parser.error(f"unknown packs: {', '.join(unknown)}; there are {', '.join(PACKS)}")
         folder = args.folder.expanduser().absolute()
         folder.mkdir(parents=True, exist_ok=True)
         for name in args.names or PACKS:

@@ -55,3 +55,8 @@ def test_the_tables_say_what_was_missed_and_what_could_not_be_done(bench: Module
 def test_a_name_that_no_image_has(bench: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     assert bench.main(["--image", "flagtre"]) == 3
     assert "did you mean" in capsys.readouterr().err
+
+
+def test_an_option_that_is_mistyped(bench: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench.main(["--imgae", "cpu"]) == 1
+    assert "benchmarks/build.py has no option '--imgae'; did you mean '--image'?" in capsys.readouterr().err
