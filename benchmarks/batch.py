@@ -6,10 +6,10 @@ compiled part if it is there. Each step has a token more a sequence, as in the e
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import statistics
+import sys
 import time
 from collections.abc import Sequence
 
@@ -18,14 +18,15 @@ import torch
 
 from benchmarks.ops import model as real
 from deepinfer import native
+from deepinfer.command_line import Parser, exit_code
 from deepinfer.config.constraints import BLOCK_TOKENS
 from deepinfer.model.batch import Batch, RowSpec, Vocabulary
 from deepinfer.model.block_tables import BlockTables
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.batch", description=__doc__)
+def main(argv: Sequence[str]) -> int:
+    """Measure and print; returns the exit code."""
+    parser = Parser(prog="python -m benchmarks.batch", description=__doc__)
     parser.add_argument("--sequences", type=int, default=256, metavar="N", help="that decode (default: 256)")
     parser.add_argument("--context", type=int, default=4096, metavar="N", help="tokens of each (default: 4096)")
     parser.add_argument("--steps", type=int, default=60, metavar="N", help="that are packed (default: 60)")
@@ -39,6 +40,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "kept_ms": _batch_ms(given.sequences, given.context, given.steps, BlockTables()),
     }
     print(json.dumps(found, indent=1))
+    return 0
 
 
 class _Stories:
@@ -92,4 +94,4 @@ def _median(seconds: list[float]) -> float:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    main()
+    sys.exit(exit_code(lambda: main(sys.argv[1:])))

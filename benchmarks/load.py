@@ -22,7 +22,9 @@ from typing import Any
 
 import torch
 
+from deepinfer.command_line import Parser, exit_code
 from deepinfer.config import parse_config
+from deepinfer.errors import DeepInferError
 from deepinfer.loading.dummy import dummy_tensors
 from deepinfer.loading.inventory import TABLE, inventory
 from deepinfer.loading.tiny import VOCABULARY, tiny_config
@@ -38,9 +40,9 @@ SMALLEST = 0.3
 Row = dict[str, Any]
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Write, load, and print the figures as JSON."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.load", description=__doc__)
+def main(argv: Sequence[str]) -> int:
+    """Write, load, and print the figures as JSON; returns the exit code."""
+    parser = Parser(prog="python -m benchmarks.load", description=__doc__)
     add = parser.add_argument
     add("--gib", type=float, default=SMALLEST, metavar="N", help="size of what is written (default: 0.3)")
     add("--model", type=Path, metavar="DIR", help="load this checkpoint instead, and write none")
@@ -57,13 +59,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         parser.error(f"--gib must be at least {SMALLEST}: no smaller model has all features at this width")
     if given.measure:
         print(json.dumps(measure(given.model, given.device, given.engram_device)))
-        return
+        return 0
     with tempfile.TemporaryDirectory(dir=given.folder) as folder:
         model = given.model or Path(folder) / "model"
         if given.model is None:
             write(model, sized(int(given.gib * 2**30)), given.device)
         both = ("cuda", "cpu") if given.device == "cuda" and given.engram_device is None else (given.engram_device,)
         print(json.dumps([in_child(model, given.device, tables) for tables in both], indent=1))
+    return 0
 
 
 def sized(total: int) -> Row:
@@ -110,7 +113,10 @@ def in_child(folder: Path, device: str, engram_device: str | None = None) -> Row
     ]
     if engram_device is not None:
         command += ["--engram-device", engram_device]
-    found: Row = json.loads(subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout)
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    if done.returncode:
+        raise DeepInferError(f"loading {folder} ended with {done.returncode}", cause="it said why, above")
+    found: Row = json.loads(done.stdout)
     return found
 
 
@@ -205,4 +211,4 @@ def in_file(tensor: torch.Tensor) -> bool:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(exit_code(lambda: main(sys.argv[1:])))
