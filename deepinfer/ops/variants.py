@@ -168,7 +168,8 @@ class _Gathered:
 
     def _record(self, kernel: Any, compiled: Any) -> None:
         name = f"{kernel.__module__.rpartition('.')[2]}.{kernel.__name__}"
-        if wrong := _wrong_target(compiled.asm["ptx"]):
+        ptx = compiled.asm["ptx"]
+        for wrong in filter(None, (_wrong_target(ptx), _early(ptx) if compiled.metadata.launch_pdl else "")):
             self._problems.append(f"{name}: {wrong}")
         self._variants[name].add(compiled.hash)
         if self._of_engine:
@@ -179,6 +180,15 @@ def _wrong_target(ptx: str) -> str:
     target = re.search(r"^\.target\s+(\S+)", ptx, re.MULTILINE)
     found = target[1].rstrip(",") if target else "no target"
     return "" if found == TARGET else f"compiled for {found}, not {TARGET}"
+
+
+def _early(ptx: str) -> str:
+    """What is wrong with a kernel that is started before the one ahead of it has ended: it has to wait first of all."""
+    wait = ptx.find("griddepcontrol.wait")
+    touched = re.search(r"\b(?:ld|st|atom|red|prefetch|cp\.async\S*)\.(?:\w+\.)*global\b", ptx)
+    if wait < 0 or (touched and touched.start() < wait):
+        return "is launched early (launch_pdl), but touches memory before it waits (await_inputs)"
+    return ""
 
 
 @contextlib.contextmanager

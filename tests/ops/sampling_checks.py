@@ -122,9 +122,10 @@ def batches_differ(device: str, count: int, width: int) -> list[str]:
 
 
 def plans_differ(device: str) -> list[str]:
-    """Rows that a smaller plan filters differently: one that narrows brackets as in a large vocabulary."""
+    """Rows that a smaller plan filters differently: one that narrows brackets, or starts from a bound where top-k is 1
+    or 2, as in a large vocabulary; its list is too short for some of them."""
     generator = torch.Generator().manual_seed(11)
-    count, width = 9, 200
+    count, width = 13, 200
     rows = torch.randn(count, width, generator=generator)
     rows[1] *= 1e30
     rows[2] = torch.randint(-2, 3, (width,), generator=generator).float()
@@ -133,10 +134,13 @@ def plans_differ(device: str) -> list[str]:
     rows[5, 9] = 80.0
     rows[6] = torch.where(torch.rand(width, generator=generator) < 0.5, 0.0, -0.0)
     rows[7] = rows[7] * 1e-3 + 100
+    rows[10, 40:] = float("-inf")
+    rows[11] = 1.5
+    rows[12, 1:] = float("-inf")
     limits = [
-        torch.tensor([1.0, 1.0, 0.5, 1.0, 30.0, 1.0, 1.0, 1e-5, 1.0]),
-        torch.tensor([0.9, 0.95, 0.9, 0.5, 0.9, 1.0, 0.6, 0.9, 0.999999999]),
-        torch.tensor([-1, -1, 150, 60, -1, 20, -1, 5, 199], dtype=torch.int32),
+        torch.tensor([1.0, 1.0, 0.5, 1.0, 30.0, 1.0, 1.0, 1e-5, 1.0, 1.0, 1.0, 1.0, 1.0]),
+        torch.tensor([0.9, 0.95, 0.9, 0.5, 0.9, 1.0, 0.6, 0.9, 0.999999999, 0.95, 1.0, 1.0, 1.0]),
+        torch.tensor([-1, -1, 150, 60, -1, 20, -1, 5, 199, 2, 1, 2, 2], dtype=torch.int32),
     ]
     usual = Plan.of(width)
     found = []

@@ -10,7 +10,8 @@ import triton.language as tl
 
 from deepinfer.ops.dispatch import Kernel
 from deepinfer.ops.launch import cdiv, launch, multiprocessors, next_power_of_2
-from deepinfer.ops.triton.index_math import eighth, joined, looked_up, quarters, shift, split, tile
+from deepinfer.ops.triton.early import await_inputs
+from deepinfer.ops.triton.index_math import eighth, joined, looked_up, lookup_tile, quarters, shift, split
 from deepinfer.ops.triton.quantize import narrow, widen
 
 _LARGEST_BF16 = tl.constexpr(3.3895313892515355e38)
@@ -32,6 +33,7 @@ def _candidate_block_max(
     BLOCK_SIZE: tl.constexpr,
     BLOCKS: tl.constexpr,
 ):
+    await_inputs()
     row = tl.program_id(0).to(tl.int64)
     length = tl.load(valid_lens + row, mask=row < n, other=0)
     length = tl.minimum(tl.maximum(length, 0), max_len)
@@ -80,6 +82,7 @@ def candidate_block_max_tl(max_model_len: int, block_size: int) -> Kernel:
             block_scores.stride(0),
             BLOCK_SIZE=block_size,
             BLOCKS=size,
+            launch_pdl=True,
         )
 
     return run
@@ -95,6 +98,7 @@ def _candidate_compact_lens(
     BLOCK_SIZE: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
+    await_inputs()
     row = tl.program_id(0).to(tl.int64)
     length = tl.load(valid_lens + row).to(tl.int64)
     total = tl.zeros([COLUMNS], tl.int32)
@@ -115,7 +119,7 @@ def get_candidate_compact_lens_tl(topk_blocks: int, block_size: int) -> Kernel:
         arguments = (candidate_blocks, valid_lens, compact_lens, eighth(candidate_blocks))
         columns = min(next_power_of_2(topk_blocks), 1024)
         constants = {"TOPK_BLOCKS": topk_blocks, "BLOCK_SIZE": block_size, "COLUMNS": columns}
-        launch(_candidate_compact_lens, (candidate_blocks.shape[0],), *arguments, **constants)
+        launch(_candidate_compact_lens, (candidate_blocks.shape[0],), *arguments, **constants, launch_pdl=True)
 
     return run
 
@@ -143,6 +147,7 @@ def _restore_candidate_indices(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
+    await_inputs()
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     row = rows[:, None].to(tl.int64)
     column = (tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS))[None, :]
@@ -174,7 +179,7 @@ def restore_candidate_indices_inplace_tl(
         compact_indices: torch.Tensor, candidate_blocks: torch.Tensor, output_idx_offset: torch.Tensor | None
     ) -> None:
         n = compact_indices.shape[0]
-        rows, columns = tile(n, topk_tokens)
+        rows, columns = lookup_tile(topk_tokens)
         launch(
             _restore_candidate_indices,
             (cdiv(n, rows), cdiv(topk_tokens, columns)),
@@ -191,6 +196,7 @@ def restore_candidate_indices_inplace_tl(
             HAS_OFFSET=has_offset,
             ROWS=rows,
             COLUMNS=columns,
+            launch_pdl=True,
         )
 
     return run

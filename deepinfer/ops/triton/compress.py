@@ -15,11 +15,12 @@ import triton.language as tl
 
 from deepinfer.ops.dispatch import Kernel
 from deepinfer.ops.launch import cdiv, launch, next_power_of_2
+from deepinfer.ops.triton.early import await_inputs
 from deepinfer.ops.triton.quantize import narrow
 
-_PREFILL, _DECODE = 256, 128
-"""Columns of a warp: 32 or 16 bytes of each part a thread. On an H200, prefill's rows are quicker with more of them a
-thread, as what is the same for a row takes longer than its columns; a step's few rows with more threads."""
+_COLUMNS = 128
+"""Columns of a warp: 16 bytes of each part a thread; of prefill's rows of one token, which have a part less to wait
+for, twice as many, as what is the same for a row takes longer than its columns."""
 
 
 @triton.jit
@@ -59,6 +60,7 @@ def _prefill(
     A window that began before its chunk reads a row of the ring. If the chunk's last tokens overwrite that row, the
     program that does so writes the window's row of `out`, and then the ring's.
     """
+    await_inputs()
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     own = column < dim
     keeps = tl.program_id(0) >= rows
@@ -122,7 +124,7 @@ def compress_and_update_state_prefill_tl(DIM: int, COMPRESS_RATIO: int, HAS_INDE
 
     One launch. No two sequences may have one slot.
     """
-    columns, warps = _tile(DIM, _PREFILL)
+    columns, warps = _tile(DIM, _COLUMNS if COMPRESS_RATIO > 1 else 2 * _COLUMNS)
 
     def run(
         score: torch.Tensor,
@@ -140,7 +142,7 @@ def compress_and_update_state_prefill_tl(DIM: int, COMPRESS_RATIO: int, HAS_INDE
         queries = mirror.shape[0] if mirror is not None else 0
         sequences, (slots, ring) = state_block_idx.shape[0], state_cache.shape[:2]
         unit, strides = _strides(score, latent, state_cache)
-        constants = {"HAS_INDEX": HAS_INDEX, "UNIT": unit, "COLUMNS": columns, "num_warps": warps}
+        constants = {"HAS_INDEX": HAS_INDEX, "UNIT": unit, "COLUMNS": columns, "num_warps": warps, "launch_pdl": True}
         rows = kv_compressed.shape[0]
         launch(
             _prefill, (rows + sequences * ring, cdiv(DIM, columns)),
@@ -172,6 +174,7 @@ def _store_decode(
     UNIT: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
+    await_inputs()
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     own = column < dim
@@ -205,6 +208,7 @@ def _combine_decode(
     UNIT: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
+    await_inputs()
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     length = tl.load(context_lens + row)
@@ -227,7 +231,7 @@ def compress_and_update_state_decode_tl(DIM: int, COMPRESS_RATIO: int) -> Kernel
 
     Two launches for windows of two tokens, as rows of one step may share a ring; a window of one is its own row.
     """
-    columns, warps = _tile(DIM, _DECODE)
+    columns, warps = _tile(DIM, _COLUMNS)
 
     def run(
         score: torch.Tensor,
@@ -240,7 +244,7 @@ def compress_and_update_state_decode_tl(DIM: int, COMPRESS_RATIO: int) -> Kernel
         slots, ring = state_cache.shape[:2]
         unit, strides = _strides(score, latent, state_cache)
         grid = (score.shape[0], cdiv(DIM, columns))
-        constants = {"UNIT": unit, "COLUMNS": columns, "num_warps": warps}
+        constants = {"UNIT": unit, "COLUMNS": columns, "num_warps": warps, "launch_pdl": True}
         tensors = (state_cache, state_block_idx, context_lens, kv_compressed)
         launch(
             _store_decode,

@@ -10,7 +10,8 @@ import triton.language as tl
 
 from deepinfer.ops.dispatch import Kernel
 from deepinfer.ops.launch import cdiv, launch
-from deepinfer.ops.triton.index_math import joined, looked_up, quarters, shift, split, tile
+from deepinfer.ops.triton.early import await_inputs
+from deepinfer.ops.triton.index_math import joined, looked_up, lookup_tile, quarters, shift, split
 
 
 @triton.jit
@@ -36,6 +37,7 @@ def _convert_kv_index(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
+    await_inputs()
     in_tile = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     length = tl.load(context_lens + in_tile, mask=in_tile < rows, other=0)[:, None]
     row = in_tile[:, None]
@@ -58,7 +60,7 @@ def convert_kv_index_tl(s: int, k: int, n: int, block_size: int) -> Kernel:
 
     def run(topk_idxs: torch.Tensor, context_lens: torch.Tensor, block_tables: torch.Tensor) -> None:
         total = topk_idxs.shape[0] * s
-        rows, columns = tile(total, k)
+        rows, columns = lookup_tile(k)
         launch(
             _convert_kv_index,
             (cdiv(total, rows), cdiv(k, columns)),
@@ -74,6 +76,7 @@ def convert_kv_index_tl(s: int, k: int, n: int, block_size: int) -> Kernel:
             SHIFT=shift(block_size),
             ROWS=rows,
             COLUMNS=columns,
+            launch_pdl=True,
         )
 
     return run

@@ -1,5 +1,5 @@
 """`fused_sample_tl` in Triton (kernel_spec A.1, B.1 to B.3): temperature, top-p and top-k, renormalisation, draw or
-verification. The parts are in sample_filter, sample_threshold and sample_draw.
+verification. The parts are in sample_rows, sample_filter, sample_threshold and sample_draw.
 """
 
 from __future__ import annotations
@@ -13,11 +13,14 @@ from deepinfer.ops.dispatch import Kernel
 from deepinfer.ops.launch import cdiv, launch, multiprocessors, next_power_of_2
 from deepinfer.ops.triton.inverse_cdf import depth_of, lanes_of
 from deepinfer.ops.triton.sample_draw import draw_tokens, write_logprobs
-from deepinfer.ops.triton.sample_filter import CAPACITY, COARSE, SPLIT, chunk_sums, collect, row_sums, split_bracket
+from deepinfer.ops.triton.sample_filter import CAPACITY, COARSE, SPLIT, collect, split_bracket
+from deepinfer.ops.triton.sample_rows import chunk_sums, list_bounded, row_sums
 from deepinfer.ops.triton.sample_threshold import find_threshold
 
 _CHUNK = 8192
 _PART = 4096
+_SMALL = 512
+_LANE_ROWS = 2
 _BRACKETS = 4 * (COARSE + 1)
 _BINS = next_power_of_2(SPLIT.value * COARSE)
 
@@ -47,13 +50,18 @@ class Plan:
         return cdiv(self.width, self.chunk)
 
     @property
+    def groups(self) -> int:
+        """Groups of a chunk whose largest values bound those that top-k keeps; 0 where all values are listed anyway."""
+        return max(self.chunk // 32, 1) if self.steps else 0
+
+    @property
     def lanes(self) -> int:
         return lanes_of(self.width)
 
     def programs(self, rows: int, device: torch.device) -> int:
         """Programs a row in passes that add whole numbers: as many as fill the device, and few where rows are many,
         since most of these passes have nothing left to do."""
-        wanted = next_power_of_2(cdiv(8 * multiprocessors(device), max(rows, 1)))
+        wanted = 8 * multiprocessors(device) // max(rows, 1)
         return min(cdiv(self.width, self.part), max(4, wanted))
 
     @property
@@ -76,6 +84,7 @@ class _Scratch:
         self.sums = empty(2, dtype=torch.int64)
         self.listed = empty(plan.capacity, dtype=torch.float32)
         self.lanes = empty(plan.lanes, dtype=torch.int32)
+        self.groups = empty(plan.chunks * plan.groups, dtype=torch.float32)
 
 
 def _filter(
@@ -92,17 +101,24 @@ def _filter(
     programs = plan.programs(rows, logits.device)
     heat = (temperatures, temperatures.stride(0))
     limits = (top_p, top_p.stride(0), top_k, top_k.stride(0))
-    exact = {"enable_fp_fusion": False, "num_warps": plan.warps}
+    exact = {"enable_fp_fusion": False, "num_warps": plan.warps, "launch_pdl": True}
     sizes = {"BRACKETS": _BRACKETS, "CAPACITY": plan.capacity}
     s = scratch
     launch(
-        chunk_sums, (rows * chunks,), logits, stride8, *heat, s.partial, s.bins, s.sums, s.lanes, width, chunks,
-        CHUNK=plan.chunk, LANES=plan.lanes, BINS=_BINS, **exact,
+        chunk_sums, (rows * chunks,), logits, stride8, *heat, s.partial, s.bins, s.sums, s.lanes, s.groups,
+        width, chunks, CHUNK=plan.chunk, LANES=plan.lanes, BINS=_BINS, GROUPS=plan.groups, **exact,
     )  # fmt: skip
     launch(
-        row_sums, (rows,), *heat, *limits, s.partial, s.facts, s.states, s.brackets, workspace, width, chunks,
-        CHUNKS=next_power_of_2(chunks), **sizes, enable_fp_fusion=False, num_warps=1,
+        row_sums, (rows,), *heat, *limits, s.partial, s.facts, s.states, s.brackets, workspace, s.groups,
+        width, chunks, chunks * plan.groups, CHUNKS=next_power_of_2(chunks), **sizes,
+        SIZE=next_power_of_2(chunks * plan.groups) if plan.groups else 0,
+        enable_fp_fusion=False, num_warps=4 if plan.groups else 1, launch_pdl=True,
     )  # fmt: skip
+    if plan.groups:
+        launch(
+            list_bounded, (rows * programs,), logits, stride8, s.states, s.brackets, s.sums, s.listed, width, parts,
+            programs, PART=plan.part, **sizes, **exact,
+        )  # fmt: skip
     for step in range(plan.steps):
         launch(
             split_bracket, (rows * programs,), logits, stride8, *limits, s.facts, s.states, s.brackets, s.bins, step,
@@ -114,7 +130,7 @@ def _filter(
     )  # fmt: skip
     launch(
         find_threshold, (rows,), logits, stride8, *limits, s.facts, s.states, s.brackets, s.sums, s.listed, width,
-        STEPS=plan.steps, TILE=plan.capacity, **sizes, **exact,
+        STEPS=plan.steps, TILE=plan.capacity, SMALL=min(_SMALL, plan.capacity), **sizes, **exact,
     )  # fmt: skip
 
 
@@ -152,13 +168,21 @@ def kernel_of(plan: Plan, do_sample: bool, do_reject_sampling: bool) -> Kernel:
         pool = last_nextn_token_logprobs if do_reject_sampling else logits
         read_rows = s.states if mtp_info_read_rows is None else mtp_info_read_rows
         verify = is_verify if do_reject_sampling else s.states
+        lane_rows = min(_LANE_ROWS, plan.chunk // plan.lanes)
+        parts = cdiv(plan.width, lane_rows * plan.lanes)
+        programs = min(parts, 2 * plan.programs(rows, logits.device))
         common = (logits, logits.stride(0) // 8, logprobs, logprobs.stride(0) // 8)
         draft = (pool, pool.stride(0) // 8, pool.shape[0], read_rows)
-        flags = {"REJECT": do_reject_sampling, "IDENTITY": mtp_info_read_rows is None, "enable_fp_fusion": False}
+        flags = {
+            "REJECT": do_reject_sampling,
+            "IDENTITY": mtp_info_read_rows is None,
+            "enable_fp_fusion": False,
+            "launch_pdl": True,
+        }
         launch(
-            write_logprobs, (rows * plan.chunks,), *common, *draft, verify, s.facts, s.states, s.lanes,
-            plan.width, plan.chunks,
-            ROWS=plan.chunk // plan.lanes, LANES=plan.lanes, SAMPLE=do_sample, **flags, num_warps=plan.warps,
+            write_logprobs, (rows * programs,), *common, *draft, verify, s.facts, s.states, s.lanes,
+            plan.width, parts, programs,
+            ROWS=lane_rows, LANES=plan.lanes, SAMPLE=do_sample, **flags, num_warps=plan.warps,
         )  # fmt: skip
         if not do_sample:
             return

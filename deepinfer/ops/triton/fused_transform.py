@@ -16,11 +16,12 @@ import triton.language as tl
 from deepinfer.ops.dispatch import Kernel
 from deepinfer.ops.formats import KVCacheFormat
 from deepinfer.ops.launch import cdiv, launch
+from deepinfer.ops.triton.early import await_inputs
 from deepinfer.ops.triton.index_query import rotate_and_cast
-from deepinfer.ops.triton.quantize import decode, narrow, quantize, rounded, spread, widen
+from deepinfer.ops.triton.quantize import decode, decode_stored, narrow, quantize, rounded, spread, widen
 from deepinfer.ops.triton.rms import reciprocal_root, sum_of_squares
 from deepinfer.ops.triton.rotary import hadamard, neox_partner, rotate_halves, rotate_neighbours
-from deepinfer.ops.triton.rows import levels, locate, one_a_row, tile
+from deepinfer.ops.triton.rows import few, levels, locate, one_a_row, tile, tile_of_few
 from deepinfer.ops.triton.store_kv_cache import as_bytes, store_row_values
 
 
@@ -45,6 +46,7 @@ def _transform(
     QUANT_TOKEN: tl.constexpr, SF_TOKEN: tl.constexpr,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, LEVELS: tl.constexpr,
 ):  # fmt: skip
+    await_inputs()
     first = tl.program_id(0) * ROWS
     mine = tl.arange(0, ROWS)[:, None]
     row = first + mine
@@ -62,17 +64,21 @@ def _transform(
     to = out_bf16 + first.to(tl.int64) * WIDTH + mine * WIDTH + column
     value = tl.load(at + column, mask=live, other=0.0)
     w = widen(value)
-    if NORM:
-        root = reciprocal_root(sum_of_squares(w, ROWS, WIDTH, LEVELS), norm_eps, WIDTH)[:, None]
-        w = _normed(value, root, weight, column)
-    if BF16 == "norm":
-        tl.store(to, narrow(w), mask=live)
+    # Where rows are turned to and stored is asked for before the norm: behind it, it would take its time again.
     if ROPE:
         if TOGETHER:
             # Of as many rows as the values: a row of the tables alone would be spread over the threads otherwise.
             position = tl.load(positions + token).to(tl.int64) + mine * 0
         else:
             position = one_a_row(positions, first, rows, HEADS, ROWS).to(tl.int64)
+    if STORE:
+        slot = one_a_row(slots, first, rows, 1, ROWS)
+    if NORM:
+        root = reciprocal_root(sum_of_squares(w, ROWS, WIDTH, LEVELS), norm_eps, WIDTH)[:, None]
+        w = _normed(value, root, weight, column)
+    if BF16 == "norm":
+        tl.store(to, narrow(w), mask=live)
+    if ROPE:
         turned = (position >= 0) & (position < table_rows)
         cos_row, sin_row = cos + position * cos_stride, sin + position * sin_stride
         if NEOX:
@@ -93,10 +99,9 @@ def _transform(
             store_row_values(codes, out_quant, live, row.to(tl.int64), row * 0, COUNT, 0, COUNT, 8 * COUNT // WIDTH)
             store_row_values(scales, out_sf, live, row.to(tl.int64), row * 0, WIDTH // GROUP, 0, WIDTH // GROUP, 1)
         if BF16 == "cast_back":
-            plain = decode(codes, FMT, ROWS, WIDTH) * spread(numbers, ROWS, WIDTH, GROUP)
-            tl.store(to, narrow(plain), mask=live)
+            plain = decode_stored(codes, FMT, ROWS, WIDTH) if QUANT or STORE else decode(codes, FMT, ROWS, WIDTH)
+            tl.store(to, narrow(plain * spread(numbers, ROWS, WIDTH, GROUP)), mask=live)
         if STORE:
-            slot = one_a_row(slots, first, rows, 1, ROWS)
             inside, block, place = locate(slot, live, end, BLOCK)
             BYTES: tl.constexpr = codes.shape[1]
             store_row_values(
@@ -135,20 +140,20 @@ def fused_norm_rope_hadamard_cast_store_kvcache_tl(
 
     small_batch is upstream's tuning and changes nothing.
     """
-    rows, columns, warps = tile(head_dim)
     constants = {
         "HEADS": num_heads, "NORM": do_norm, "ROPE": do_rope, "OFFSET": rope_offset if do_rope else 0,
         "NEOX": do_rope and is_neox, "CONJUGATE": do_rope and conjugate, "HADAMARD": do_hadamard, "FMT": cast_fmt,
-        "GROUP": num_per_channels if cast_fmt else columns, "ROUND": round_sf, "SF": sf_format if cast_fmt else "",
+        "GROUP": num_per_channels if cast_fmt else tile(head_dim)[1], "ROUND": round_sf,
+        "SF": sf_format if cast_fmt else "",
         "BF16": bf16_stage if return_bf16 else "", "QUANT": return_quant, "STORE": cache_layout is not None,
-        "BLOCK": block_size,
-        "ROWS": rows, "WIDTH": columns, "LEVELS": levels(columns), "num_warps": warps, "enable_fp_fusion": False,
+        "BLOCK": block_size, "enable_fp_fusion": False, "launch_pdl": True,
     }  # fmt: skip
 
     in_pairs = (
         do_rope and not (do_norm or is_neox or do_hadamard or return_bf16 or cache_layout)
         and (cast_fmt, round_sf, sf_format, return_quant) == ("e2m1", True, "ue8m0", True)
-        and head_dim == columns == 2 * rope_offset and num_heads % rows == 0 and num_per_channels >= 8
+        and head_dim == tile(head_dim)[1] == 2 * rope_offset and num_heads % tile(head_dim)[0] == 0
+        and num_per_channels >= 8
     )  # fmt: skip
 
     def run(
@@ -174,20 +179,22 @@ def fused_norm_rope_hadamard_cast_store_kvcache_tl(
             blocks = cache_quant.shape[0]
             (quant_block, quant_token), (sf_block, sf_token) = cache_quant.stride()[:2], cache_sf.stride()[:2]
         total = x.shape[0] * num_heads
+        rows, columns, warps = tile_of_few(head_dim) if num_heads == 1 and few(total, x.device) else tile(head_dim)
         if in_pairs and x.data_ptr() % 4 == 0 and x.stride(0) % 2 == 0 and x.stride(1) % 2 == 0:
             values, scales = tensors[5:7]
             launch(
                 rotate_and_cast, (total // rows,), x.view(torch.int32), *tensors[1:4], values, scales,
                 tables, x.stride(0) // 2, x.stride(1) // 2, cos_step, sin_step,
                 HEADS=num_heads, CONJUGATE=conjugate, GROUP=num_per_channels, ROWS=rows, N=head_dim // 4,
-                num_warps=warps, enable_fp_fusion=False,
+                num_warps=warps, enable_fp_fusion=False, launch_pdl=True,
             )  # fmt: skip
             return
         launch(
             _transform, (cdiv(total, rows),), x, *tensors,
             total, tables, blocks * block_size, norm_eps, hadamard_scale,
             x.stride(0), x.stride(1), cos_step, sin_step, quant_block, sf_block,
-            QUANT_TOKEN=quant_token, SF_TOKEN=sf_token, **constants,
+            QUANT_TOKEN=quant_token, SF_TOKEN=sf_token, ROWS=rows, WIDTH=columns, LEVELS=levels(columns),
+            num_warps=warps, **constants,
         )  # fmt: skip
 
     return run

@@ -10,6 +10,7 @@ import triton.language as tl
 
 from deepinfer.ops.dispatch import Kernel
 from deepinfer.ops.launch import cdiv, launch, next_power_of_2
+from deepinfer.ops.triton.early import await_inputs
 from deepinfer.ops.triton.index_math import floor_mod, shift, split, tile
 
 
@@ -55,6 +56,7 @@ def _load_kv_index(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
+    await_inputs()
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = (tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS))[None, :]
     own = offset_len + rows.to(tl.int64) * 2
@@ -115,6 +117,7 @@ def load_kv_index_tl(index_length: int, block_size: int, has_block_tables: bool)
             PAGED=has_block_tables,
             ROWS=rows,
             COLUMNS=columns,
+            launch_pdl=True,
         )
 
     return run
@@ -143,6 +146,7 @@ def _draft_input(
     PADDED: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
+    await_inputs()
     request = tl.program_id(0).to(tl.int64)
     first = tl.load(ftp + request)
     valid = (first >= 0) & (first < queries)
@@ -215,6 +219,7 @@ def get_fused_dflash_get_input_tl(
             DRAFTS=next_power_of_2(drafts),
             PADDED=padded_kv_len,
             COLUMNS=min(next_power_of_2(padded_kv_len), 256),
+            launch_pdl=True,
         )
 
     return run

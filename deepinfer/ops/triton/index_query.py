@@ -9,6 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from deepinfer.ops.triton.early import await_inputs
 from deepinfer.ops.triton.quantize import (
     INTERPRETED,
     encode_e2m1,
@@ -129,6 +130,7 @@ def rotate_and_cast(
 ):  # fmt: skip
     """Heads of 2 N pairs, the second N of which are rotated. x: int32, pairs of bfloat16. HEADS is a multiple of ROWS:
     a program's rows are heads of one token."""
+    await_inputs()
     first = tl.program_id(0) * ROWS
     token, head = first // HEADS, (first % HEADS).to(tl.int64)
     row = tl.arange(0, ROWS)[:, None]

@@ -10,6 +10,7 @@ import triton.language as tl
 
 from deepinfer.ops.dispatch import Kernel
 from deepinfer.ops.launch import cdiv, launch, next_power_of_2
+from deepinfer.ops.triton.early import await_inputs
 from deepinfer.ops.triton.quantize import narrow, quantize, rounded, widen
 from deepinfer.ops.triton.rms import add_behind, chunk_sums, halved, reciprocal_root
 from deepinfer.ops.triton.rows import levels, tile
@@ -56,11 +57,31 @@ def _store_shared(exponents, shared_sf, token, live, line, group, BLOCK_M: tl.co
 
 
 @triton.jit
-def _read(x, residual, residual_out, x_row, r_row, t_row, column, mask, RESIDUAL: tl.constexpr):
-    """Columns of the rows to be normed, as float32; with a residual also written."""
-    value = widen(tl.load(x + x_row + column, mask=mask, other=0.0))
+def _read(
+    x, residual, w, x_row, r_row, column, mask,
+    D: tl.constexpr, RESIDUAL: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Columns of the rows to be normed, of what is added to them, and their weights.
+
+    All of it is asked for before any of it is used: a few rows take as long as what they wait for.
+    """
+    value = tl.load(x + x_row + column, mask=mask, other=0.0)
+    added = value
     if RESIDUAL:
         added = tl.load(residual + r_row + column, mask=mask, other=0.0)
+    gains = w + column
+    inside = column < D
+    if WIDTH < 256:
+        # A row of weights alone would be spread over the threads otherwise than the rows, and move them to it.
+        gains, inside = tl.broadcast_to(gains, (ROWS, WIDTH)), tl.broadcast_to(inside, (ROWS, WIDTH))
+    return value, added, tl.load(gains, mask=inside, other=0.0)
+
+
+@triton.jit
+def _sum(value, added, x, residual_out, t_row, column, mask, RESIDUAL: tl.constexpr):
+    """What is normed, as float32; with a residual also written."""
+    value = widen(value)
+    if RESIDUAL:
         value = _rounded_as(value + widen(added), x)
         _store(residual_out + t_row + column, value, mask)
     return value
@@ -68,18 +89,13 @@ def _read(x, residual, residual_out, x_row, r_row, t_row, column, mask, RESIDUAL
 
 @triton.jit
 def _write(
-    value, root, w, y, sf, shared_sf, y_origin, y_row, sf_row, o_row, token, live, column, mask, out_scale, sf_g, line,
+    value, root, weight, w, y, sf, shared_sf, y_origin, y_row, sf_row, o_row, token, live, column, mask,
+    out_scale, sf_g, line,
     D: tl.constexpr, CAST: tl.constexpr, GROUP: tl.constexpr, ROUND: tl.constexpr, PACKED: tl.constexpr,
     ORIGIN: tl.constexpr, BLOCK_M: tl.constexpr, ROWS: tl.constexpr, START: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Norm columns START to START + WIDTH and write all that goes with them."""
-    gains = w + column
-    inside = column < D
-    if WIDTH < 256:
-        # A row of weights alone would be spread over the threads otherwise than the rows, and move them to it.
-        gains, inside = tl.broadcast_to(gains, (ROWS, WIDTH)), tl.broadcast_to(inside, (ROWS, WIDTH))
-    weight = widen(tl.load(gains, mask=inside, other=0.0)) * out_scale
-    out = value * root * weight
+    out = value * root * (widen(weight) * out_scale)
     if CAST:
         out = _rounded_as(out, w)
         if ORIGIN:
@@ -106,6 +122,7 @@ def _norm(
     PACKED: tl.constexpr, ORIGIN: tl.constexpr, BLOCK_M: tl.constexpr,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, MORE: tl.constexpr, LEVELS: tl.constexpr,
 ):  # fmt: skip
+    await_inputs()
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     live = row < rows
     batch, token = (row // tokens).to(tl.int64), row % tokens
@@ -114,22 +131,25 @@ def _norm(
     t_row, o_row, sf_row = batch * t_b + at * t_s, batch * o_b + at * o_s, batch * sf_b + at * sf_s
     column = tl.arange(0, WIDTH)[None, :]
     mask = live & (column < D)
-    value = _read(x, residual, residual_out, x_row, r_row, t_row, column, mask, RESIDUAL)
-    sums = chunk_sums(value, ROWS, WIDTH)
+    value, added, weight = _read(x, residual, w, x_row, r_row, column, mask, D, RESIDUAL, ROWS, WIDTH)
     # A row that is no power of two wide goes on in a second, narrower tile.
     if MORE > 0:
         behind = WIDTH + tl.arange(0, MORE)[None, :]
         mask_behind = live & (behind < D)
-        rest = _read(x, residual, residual_out, x_row, r_row, t_row, behind, mask_behind, RESIDUAL)
+        rest, more, gains = _read(x, residual, w, x_row, r_row, behind, mask_behind, D, RESIDUAL, ROWS, MORE)
+    value = _sum(value, added, x, residual_out, t_row, column, mask, RESIDUAL)
+    sums = chunk_sums(value, ROWS, WIDTH)
+    if MORE > 0:
+        rest = _sum(rest, more, x, residual_out, t_row, behind, mask_behind, RESIDUAL)
         sums = add_behind(sums, chunk_sums(rest, ROWS, MORE), ROWS, WIDTH // 16, MORE // 16)
     root = reciprocal_root(halved(sums, ROWS, WIDTH // 16, LEVELS), eps, D)[:, None]
     _write(
-        value, root, w, y, sf, shared_sf, y_origin, y_row, sf_row, o_row, token, live, column, mask, out_scale, sf_g,
-        line, D, CAST, GROUP, ROUND, PACKED, ORIGIN, BLOCK_M, ROWS, 0, WIDTH,
+        value, root, weight, w, y, sf, shared_sf, y_origin, y_row, sf_row, o_row, token, live, column, mask,
+        out_scale, sf_g, line, D, CAST, GROUP, ROUND, PACKED, ORIGIN, BLOCK_M, ROWS, 0, WIDTH,
     )  # fmt: skip
     if MORE > 0:
         _write(
-            rest, root, w, y, sf, shared_sf, y_origin, y_row, sf_row, o_row, token, live, behind, mask_behind,
+            rest, root, gains, w, y, sf, shared_sf, y_origin, y_row, sf_row, o_row, token, live, behind, mask_behind,
             out_scale, sf_g, line, D, CAST, GROUP, ROUND, PACKED, ORIGIN, BLOCK_M, ROWS, WIDTH, MORE,
         )  # fmt: skip
 
@@ -181,7 +201,7 @@ def norm_tl(
         "D": d, "RESIDUAL": has_residual, "CAST": do_fp8_cast, "GROUP": num_per_channels or columns,
         "ROUND": round_sf, "PACKED": use_packed_ue8m0, "ORIGIN": return_origin_out, "BLOCK_M": shared_sf_block_m,
         "ROWS": rows, "WIDTH": columns, "MORE": more, "LEVELS": levels(columns),
-        "num_warps": warps, "enable_fp_fusion": False,
+        "num_warps": warps, "enable_fp_fusion": False, "launch_pdl": True,
     }  # fmt: skip
 
     def run(

@@ -108,15 +108,24 @@ def encode_e4m3(x):
 
 
 @triton.jit
+def e4m3_by_bits(code):
+    """As `decode_e4m3`, by integers alone."""
+    wide = code.to(tl.int32)
+    magnitude = wide & 0x7F
+    subnormal = (magnitude.to(tl.float32) * E4M3_SMALLEST).to(tl.int32, bitcast=True)
+    size = tl.where(magnitude < 8, subnormal, (magnitude + (120 << 3)) << 20)
+    size = tl.where(magnitude == 0x7F, 0x7FC00000, size)
+    return (size | ((wide & 0x80) << 24)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def decode_e4m3(code):
-    """e4m3 as uint8 -> float32, exactly."""
+    """e4m3 as uint8 -> float32, exactly.
+
+    Not for codes of the same kernel that are stored too, see `decode_stored`.
+    """
     if INTERPRETED:
-        wide = code.to(tl.int32)
-        magnitude = wide & 0x7F
-        subnormal = (magnitude.to(tl.float32) * E4M3_SMALLEST).to(tl.int32, bitcast=True)
-        size = tl.where(magnitude < 8, subnormal, (magnitude + (120 << 3)) << 20)
-        size = tl.where(magnitude == 0x7F, 0x7FC00000, size)
-        return (size | ((wide & 0x80) << 24)).to(tl.float32, bitcast=True)
+        return e4m3_by_bits(code)
     else:
         return code.to(tl.float8e4nv, bitcast=True).to(tl.float32)
 
@@ -255,6 +264,18 @@ def decode(codes, FMT: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr):
     """What `encode` gives -> float32 [ROWS, WIDTH]."""
     if FMT == "e4m3":
         return decode_e4m3(codes)
+    else:
+        return unpack_e2m1(codes, ROWS, WIDTH)
+
+
+@triton.jit
+def decode_stored(codes, FMT: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    """As `decode`, of codes that this kernel made and also stores.
+
+    ptxas 12.8 makes one register of two pairs of e4m3 for the store, and may widen another register than that.
+    """
+    if FMT == "e4m3":
+        return e4m3_by_bits(codes)
     else:
         return unpack_e2m1(codes, ROWS, WIDTH)
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 
-from deepinfer.ops.launch import next_power_of_2
+from deepinfer.ops.launch import multiprocessors, next_power_of_2
 
 ELEMENTS_PER_WARP = 1024
+_FEW = 4
 
 
 def tile(width: int) -> tuple[int, int, int]:
@@ -19,6 +21,17 @@ def tile(width: int) -> tuple[int, int, int]:
     columns = max(next_power_of_2(width), 128)
     rows = max(ELEMENTS_PER_WARP // columns, 1)
     return rows, columns, rows * columns // ELEMENTS_PER_WARP
+
+
+def tile_of_few(width: int) -> tuple[int, int, int]:
+    """As `tile`, for so few rows that what counts is how long one takes: a program has one, or 256 values."""
+    rows, columns, warps = tile(width)
+    return max(min(rows, 256 // columns), 1), columns, warps
+
+
+def few(rows: int, device: torch.device) -> bool:
+    """Whether a device would be idle for the most part if each program took several of so many rows."""
+    return rows < _FEW * multiprocessors(device)
 
 
 def levels(columns: int) -> int:

@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 
 from deepinfer.ops.triton import philox
+from deepinfer.ops.triton.early import await_inputs
 from deepinfer.ops.triton.exponential import exp
 from deepinfer.ops.triton.inverse_cdf import below, fixed_point, lane_of, place_of
 from deepinfer.ops.triton.sample_values import WRONG, value_of
@@ -28,7 +29,7 @@ def pool_row_of(read_rows, row, pool_rows, IDENTITY: tl.constexpr):
     return read, (read >= 0) & (read < pool_rows)
 
 
-@triton.jit(do_not_specialize=["stride8", "out_stride8", "pool_stride8", "pool_rows", "chunks"])
+@triton.jit(do_not_specialize=["stride8", "out_stride8", "pool_stride8", "pool_rows", "parts", "programs"])
 def write_logprobs(
     logits,
     stride8,
@@ -43,39 +44,57 @@ def write_logprobs(
     states,
     lanes,
     width,
-    chunks,
+    parts,
+    programs,
     ROWS: tl.constexpr,
     LANES: tl.constexpr,
     SAMPLE: tl.constexpr,
     REJECT: tl.constexpr,
     IDENTITY: tl.constexpr,
 ):
-    """Stored log-probabilities, and the mass of every lane of what is drawn from: residual or probability."""
-    program = tl.program_id(0)
-    row = (program // chunks).to(tl.int64)
-    chunk = program % chunks
-    columns = (chunk * ROWS + tl.arange(0, ROWS)[:, None]) * LANES + tl.arange(0, LANES)[None, :]
-    inside = columns < width
-    x = tl.load(logits + row * (stride8.to(tl.int64) * 8) + columns, mask=inside, other=float("-inf"))
+    """Stored log-probabilities, and the mass of every lane of what is drawn from: residual or probability.
+
+    `programs` a row take its parts in turn, and add to the lanes once.
+    """
+    await_inputs()
+    row = (tl.program_id(0) // programs).to(tl.int64)
+    program = tl.program_id(0) % programs
+    lane = tl.arange(0, LANES)
+    place = tl.arange(0, ROWS)[:, None] * LANES + lane[None, :]
+    source = logits + row * (stride8.to(tl.int64) * 8)
+    target = logprobs + row * (out_stride8.to(tl.int64) * 8)
     inverse = tl.load(facts + row * 8)
     shift = tl.load(facts + row * 8 + 1)
     offset = tl.load(facts + row * 8 + 3)
     threshold = tl.load(facts + row * 8 + 4)
     wrong = tl.load(states + row * 2) == WRONG
     cut = tl.load(states + row * 2 + 1)
-    stays = (x > threshold) | ((x == threshold) & (columns <= cut))
-    value = tl.where(stays, value_of(x, shift, inverse, offset), float("-inf"))
-    value = tl.where(wrong, float("nan"), value)
-    tl.store(logprobs + row * (out_stride8.to(tl.int64) * 8) + columns, value, mask=inside)
+    draft_row = pool
+    there = wrong
+    verify = wrong
+    if REJECT:
+        verify = tl.load(is_verify + row) != 0
+        read, there = pool_row_of(read_rows, row, pool_rows, IDENTITY)
+        draft_row = pool + read * (pool_stride8.to(tl.int64) * 8)
+    masses = tl.zeros((LANES,), dtype=tl.int32)
+    for part in range(program, parts, programs):
+        columns = part * (ROWS * LANES) + place
+        inside = columns < width
+        x = tl.load(source + columns, mask=inside, other=float("-inf"))
+        stays = (x > threshold) | ((x == threshold) & (columns <= cut))
+        value = tl.where(stays, value_of(x, shift, inverse, offset), float("-inf"))
+        value = tl.where(wrong, float("nan"), value)
+        tl.store(target + columns, value, mask=inside)
+        if SAMPLE:
+            probability = tl.where(inside, exp(value), 0.0)
+            mass = fixed_point(probability)
+            if REJECT:  # noqa: SIM102  # decided when it is compiled, the next one when it runs
+                if verify:
+                    draft = tl.load(draft_row + columns, mask=inside & there, other=float("-inf"))
+                    mass = residual_of(probability, draft)
+            masses += tl.sum(mass.to(tl.int32), 0)
     if SAMPLE:
-        probability = tl.where(inside, exp(value), 0.0)
-        mass = fixed_point(probability)
-        if REJECT:  # noqa: SIM102  # decided when it is compiled, the next one when it runs
-            if tl.load(is_verify + row) != 0:
-                read, there = pool_row_of(read_rows, row, pool_rows, IDENTITY)
-                source = pool + read * (pool_stride8.to(tl.int64) * 8) + columns
-                mass = residual_of(probability, tl.load(source, mask=inside & there, other=float("-inf")))
-        tl.atomic_add(lanes + row * LANES + tl.arange(0, LANES), tl.sum(mass.to(tl.int32), 0), sem="relaxed")
+        tl.atomic_add(lanes + row * LANES + lane, masses, sem="relaxed")
 
 
 @triton.jit
@@ -124,6 +143,7 @@ def draw_tokens(
     IDENTITY: tl.constexpr,
 ):
     """A token of each row: drawn, or for verify rows the draft or a draw from the residual."""
+    await_inputs()
     row = tl.program_id(0).to(tl.int64)
     right = tl.load(states + row * 2) != WRONG
     masses = tl.load(lanes + row * LANES + tl.arange(0, LANES)).to(tl.int64) & 0xFFFFFFFF

@@ -1,10 +1,10 @@
-"""The filter of `fused_sample_tl` in Triton: log-softmax, top-p and top-k of rows (kernel_spec A.1, steps 1 to 4).
+"""The filter of `fused_sample_tl` in Triton: top-p and top-k of rows (kernel_spec A.1, steps 2 to 4), where no bound
+is known beforehand (sample_rows).
 
-A row is cut into chunks, one program each, so that few rows fill a GPU too. Only the softmax's denominator is a sum of
-floats, in an order that the chunks fix; every other sum is of integers. So a row's result does not depend on which
-rows are beside it. The threshold is sought in the row's values by narrowing a bracket: COARSE passes over the row
-split it eight-fold each, and are skipped once it holds at most CAPACITY values; those are collected and bisected.
-Eight, not sixteen: each part costs five instructions a value, and one pass is enough for most rows.
+All sums are of integers, so a row's result does not depend on which rows are beside it. The threshold is sought in the
+row's values by narrowing a bracket: COARSE passes over the row split it eight-fold each, and are skipped once it holds
+at most CAPACITY values; those are collected and bisected. Eight, not sixteen: each part costs five instructions a
+value, and one pass is enough for most rows.
 """
 
 from __future__ import annotations
@@ -12,15 +12,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from deepinfer.ops.triton.early import await_inputs
 from deepinfer.ops.triton.sample_values import (
     FILTERED,
     FINE,
     LOWEST_ORDER,
-    PLAIN,
-    WRONG,
     disorder,
     load_row,
-    load_temperature,
     order,
     packed_of,
     reaches,
@@ -31,93 +29,6 @@ from deepinfer.ops.triton.sample_values import (
 COARSE = 3
 CAPACITY = 4096
 SPLIT = tl.constexpr(8)
-
-
-@triton.jit(do_not_specialize=["stride8", "t_stride", "chunks"])
-def chunk_sums(
-    logits,
-    stride8,
-    temperatures,
-    t_stride,
-    partial,
-    bins,
-    sums,
-    lanes,
-    width,
-    chunks,
-    CHUNK: tl.constexpr,
-    LANES: tl.constexpr,
-    BINS: tl.constexpr,
-):
-    """Largest value, smallest finite one, and sum of exponentials of each chunk; the row's scratch is zeroed."""
-    program = tl.program_id(0)
-    row = (program // chunks).to(tl.int64)
-    chunk = program % chunks
-    columns = chunk * CHUNK + tl.arange(0, CHUNK)
-    x = tl.load(logits + row * (stride8.to(tl.int64) * 8) + columns, mask=columns < width, other=float("-inf"))
-    inverse = tl.div_rn(1.0, load_temperature(temperatures, row * t_stride))
-    largest = tl.max(x, 0)
-    base = tl.where(largest == float("-inf"), 0.0, largest)
-    target = partial + (row * chunks + chunk) * 4
-    tl.store(target, largest)
-    tl.store(target + 1, tl.min(tl.where(x == float("-inf"), float("inf"), x), 0))
-    tl.store(target + 2, tl.sum(tl.exp((x - base) * inverse), 0))
-    if chunk == 0:
-        tl.store(lanes + row * LANES + tl.arange(0, LANES), tl.zeros((LANES,), dtype=tl.int32))
-        tl.store(bins + row * BINS + tl.arange(0, BINS), tl.zeros((BINS,), dtype=tl.int64))
-        tl.store(sums + row * 2 + tl.arange(0, 2), tl.zeros((2,), dtype=tl.int64))
-
-
-@triton.jit(do_not_specialize=["t_stride", "p_stride", "k_stride", "chunks"])
-def row_sums(
-    temperatures,
-    t_stride,
-    top_p,
-    p_stride,
-    top_k,
-    k_stride,
-    partial,
-    facts,
-    states,
-    brackets,
-    workspace,
-    width,
-    chunks,
-    CHUNKS: tl.constexpr,
-    BRACKETS: tl.constexpr,
-    CAPACITY: tl.constexpr,
-):
-    """The rows' softmax from their chunks', and where the search for the threshold starts."""
-    row = tl.program_id(0).to(tl.int64)
-    chunk = tl.arange(0, CHUNKS)
-    source = partial + (row * chunks + chunk) * 4
-    each = tl.load(source, mask=chunk < chunks, other=float("-inf"))
-    smallest = tl.min(tl.load(source + 1, mask=chunk < chunks, other=float("inf")), 0)
-    exponentials = tl.load(source + 2, mask=chunk < chunks, other=0.0)
-    t = load_temperature(temperatures, row * t_stride)
-    p = tl.load(top_p + row * p_stride)
-    inverse = tl.div_rn(1.0, t)
-    largest = tl.max(each, 0)
-    largest = tl.where(largest == float("-inf"), 0.0, largest)
-    total = tl.sum(exponentials * tl.exp((each - largest) * inverse), 0)
-    right = (total > 0.0) & (total < float("inf")) & (t < float("inf")) & (p == p)
-    offset = -tl.log(total)
-    _, _, wanted = targets_of(p, tl.load(top_k + row * k_stride), width)
-    tl.store(states + row * 2, tl.where(right, tl.where(wanted, FILTERED, PLAIN), WRONG))
-    tl.store(facts + row * 8, inverse)
-    tl.store(facts + row * 8 + 1, -largest)
-    tl.store(facts + row * 8 + 2, offset)
-    tl.store(facts + row * 8 + 5, smallest)
-    tl.store(workspace + row * 2, offset)
-    tl.store(workspace + row * 2 + 1, -largest)
-    # Below ln(2^-31) a token has no mass, so that top-p alone never ends there.
-    start = tl.minimum(tl.maximum(smallest, largest + (-21.49 - offset) * t), largest)
-    first = tl.where(width <= CAPACITY, LOWEST_ORDER, order(start)).to(tl.int64)
-    bracket = brackets + row * BRACKETS
-    tl.store(bracket, first)
-    tl.store(bracket + 1, order(largest).to(tl.int64))
-    tl.store(bracket + 2, tl.full((), 0, dtype=tl.int64) + width)
-    tl.store(bracket + 3, tl.full((), 0, dtype=tl.int64))
 
 
 @triton.jit
@@ -187,6 +98,7 @@ def split_bracket(
     CAPACITY: tl.constexpr,
 ):
     """Pass `step` over the rows, `programs` a row: packed sums of all values from each pivot on."""
+    await_inputs()
     row = (tl.program_id(0) // programs).to(tl.int64)
     program = tl.program_id(0) % programs
     if tl.load(states + row * 2) != FILTERED:
@@ -247,6 +159,7 @@ def collect(
 
     The list is in any order: what is made of it are sums of whole numbers.
     """
+    await_inputs()
     row = (tl.program_id(0) // programs).to(tl.int64)
     program = tl.program_id(0) % programs
     if tl.load(states + row * 2) != FILTERED:
@@ -257,6 +170,7 @@ def collect(
         first = tl.load(bracket)
         last = tl.load(bracket + 1)
         held = tl.load(bracket + 2)
+        above = tl.load(bracket + 3)
     else:
         own = bins + row * BINS + (STEPS - 1) * SPLIT
         smallest = tl.load(facts + row * 8 + 5)
@@ -265,18 +179,21 @@ def collect(
             keep_bracket(bracket, first, last, held, above)
     inverse, shift, offset = load_row(facts, row)
     kept = tl.full((), 0, dtype=tl.int64)
+    lowest, highest = first.to(tl.int32), last.to(tl.int32)
     for part in range(program, parts, programs):
         columns = part * PART + tl.arange(0, PART)
         inside = columns < width
         x = tl.load(logits + row * (stride8.to(tl.int64) * 8) + columns, mask=inside, other=float("-inf"))
         key = order(x)
-        fine = (tl.exp(value_of(x, shift, inverse, offset)) * FINE).to(tl.int64)
-        kept += tl.sum(tl.where(inside & (key > last), fine, 0), 0)
-        chosen = inside & (key >= first) & (key <= last)
+        if above > 0:
+            fine = (tl.exp(value_of(x, shift, inverse, offset)) * FINE).to(tl.int64)
+            kept += tl.sum(tl.where(inside & (key > highest), fine, 0), 0)
+        chosen = inside & (key >= lowest) & (key <= highest)
         many = tl.sum(chosen.to(tl.int32), 0)
         if (many > 0) & (held <= CAPACITY):
             # One atomic a part: rows beside each other count in the same line of the cache, where atomics queue.
             base = tl.atomic_add(sums + row * 2 + 1, many.to(tl.int64), sem="relaxed")
             place = base + tl.cumsum(chosen.to(tl.int32), 0) - 1
             tl.store(listed + row * CAPACITY + place, x, mask=chosen)
-    tl.atomic_add(sums + row * 2, kept, sem="relaxed")
+    if above > 0:
+        tl.atomic_add(sums + row * 2, kept, sem="relaxed")

@@ -8,7 +8,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from deepinfer.ops.triton.early import await_inputs
 from deepinfer.ops.triton.sample_values import (
+    BOUNDED,
     FILTERED,
     FINE,
     LOWEST_ORDER,
@@ -31,8 +33,8 @@ def sum_between(source, length, first, last, shift, inverse, offset, TILE: tl.co
     for start in range(0, length, TILE):
         place = start + tl.arange(0, TILE)
         x = tl.load(source + place, mask=place < length, other=float("-inf"))
-        key = order(x).to(tl.int64)
-        chosen = (place < length) & (key >= first) & (key <= last)
+        key = order(x)
+        chosen = (place < length) & (key >= first.to(tl.int32)) & (key <= last.to(tl.int32))
         total += tl.sum(packed_of(x, chosen, shift, inverse, offset), 0)
     return total
 
@@ -44,8 +46,8 @@ def fine_between(source, length, first, last, shift, inverse, offset, TILE: tl.c
     for start in range(0, length, TILE):
         place = start + tl.arange(0, TILE)
         x = tl.load(source + place, mask=place < length, other=float("-inf"))
-        key = order(x).to(tl.int64)
-        chosen = (place < length) & (key > first) & (key <= last)
+        key = order(x)
+        chosen = (place < length) & (key > first.to(tl.int32)) & (key <= last.to(tl.int32))
         total += tl.sum(tl.where(chosen, (tl.exp(value_of(x, shift, inverse, offset)) * FINE).to(tl.int64), 0), 0)
     return total
 
@@ -53,14 +55,15 @@ def fine_between(source, length, first, last, shift, inverse, offset, TILE: tl.c
 @triton.jit
 def limits_between(source, length, first, last, TILE: tl.constexpr):
     """Smallest and largest order of the values of `source` within [first, last]; (last, first) if there are none."""
-    low, high = last, first
+    lowest, highest = first.to(tl.int32), last.to(tl.int32)
+    low, high = highest, lowest
     for start in range(0, length, TILE):
         place = start + tl.arange(0, TILE)
-        key = order(tl.load(source + place, mask=place < length, other=float("-inf"))).to(tl.int64)
-        chosen = (place < length) & (key >= first) & (key <= last)
-        low = tl.minimum(low, tl.min(tl.where(chosen, key, last), 0))
-        high = tl.maximum(high, tl.max(tl.where(chosen, key, first), 0))
-    return low, high
+        key = order(tl.load(source + place, mask=place < length, other=float("-inf")))
+        chosen = (place < length) & (key >= lowest) & (key <= highest)
+        low = tl.minimum(low, tl.min(tl.where(chosen, key, highest), 0))
+        high = tl.maximum(high, tl.max(tl.where(chosen, key, lowest), 0))
+    return low.to(tl.int64), high.to(tl.int64)
 
 
 @triton.jit
@@ -69,11 +72,11 @@ def highest_reaching(source, length, low, high, last, above, mass, count, shift,
     if length <= TILE:
         place = tl.arange(0, TILE)
         x = tl.load(source + place, mask=place < length, other=float("-inf"))
-        key = order(x).to(tl.int64)
-        packed = packed_of(x, (place < length) & (key <= last), shift, inverse, offset)
+        key = order(x)
+        packed = packed_of(x, (place < length) & (key <= last.to(tl.int32)), shift, inverse, offset)
         while low < high:
             middle = (low + high + 1) >> 1
-            if reaches(above + tl.sum(tl.where(key >= middle, packed, 0), 0), mass, count):
+            if reaches(above + tl.sum(tl.where(key >= middle.to(tl.int32), packed, 0), 0), mass, count):
                 low = middle
             else:
                 high = middle - 1
@@ -115,6 +118,32 @@ def ties_to_keep(mass_left, count_left, each, width):
     return tl.where(limited, tl.minimum(many, by_mass), many)
 
 
+@triton.jit
+def settled(
+    source, length, first, last, held, above, mass, count, width, shift, inverse, offset, TILE: tl.constexpr
+):  # fmt: skip
+    """(threshold's order, how many of the values equal to it stay, how many there are, probability kept of `source`).
+
+    Where not even the whole row has the mass that top-p asks for, the order is below that of all numbers.
+    """
+    low, high = limits_between(source, length, first, last, TILE)
+    everything = above + sum_between(source, length, low, last, shift, inverse, offset, TILE)
+    stay = tl.full((), 0, dtype=tl.int64)
+    tied = stay
+    if (held > 0) & reaches(everything, mass, count):
+        low = highest_reaching(source, length, low, high, last, above, mass, count, shift, inverse, offset, TILE)
+        over = above + sum_between(source, length, low + 1, last, shift, inverse, offset, TILE)
+        tied = sum_between(source, length, low, low, shift, inverse, offset, TILE) & 0x3FFFFFFF
+        each = tl.exp(value_of(disorder(low.to(tl.int32)), shift, inverse, offset))
+        stay = ties_to_keep(mass - (over >> 30), count - (over & 0x3FFFFFFF), each, width)
+        kept = fine_between(source, length, low, last, shift, inverse, offset, TILE)
+        kept += tl.minimum(stay, tied) * (each * FINE).to(tl.int64)
+    else:
+        kept = fine_between(source, length, first - 1, last, shift, inverse, offset, TILE)
+        low = tl.full((), 0, dtype=tl.int64) + (LOWEST_ORDER - 1)
+    return low, stay, tied, kept
+
+
 @triton.jit(do_not_specialize=["stride8", "p_stride", "k_stride"])
 def find_threshold(
     logits,
@@ -133,8 +162,10 @@ def find_threshold(
     BRACKETS: tl.constexpr,
     CAPACITY: tl.constexpr,
     TILE: tl.constexpr,
+    SMALL: tl.constexpr,
 ):
     """Each row's threshold, the index of the last tie kept, and the offset of its renormalised log-probabilities."""
+    await_inputs()
     row = tl.program_id(0).to(tl.int64)
     state = tl.load(states + row * 2)
     inverse, shift, offset = load_row(facts, row)
@@ -142,37 +173,38 @@ def find_threshold(
     cut = tl.full((), 0, dtype=tl.int32) + width
     if state == WRONG:
         offset = tl.full((), float("nan"), dtype=tl.float32)
-    if state == FILTERED:
+    if (state == FILTERED) | (state == BOUNDED):
         top = tl.load(top_p + row * p_stride)
         mass, count, _ = targets_of(top, tl.load(top_k + row * k_stride), width)
-        bracket = brackets + row * BRACKETS + STEPS * 4
+        bracket = brackets + row * BRACKETS + tl.where(state == BOUNDED, 0, STEPS * 4)
         first = tl.load(bracket)
         last = tl.load(bracket + 1)
         held = tl.load(bracket + 2)
         above = tl.load(bracket + 3)
         kept = tl.load(sums + row * 2)
+        seen = tl.load(sums + row * 2 + 1)
         whole = logits + row * (stride8.to(tl.int64) * 8)
         source = whole
         length = tl.full((), 0, dtype=tl.int64) + width
-        if held <= CAPACITY:
+        if ((state == BOUNDED) | (held <= CAPACITY)) & (seen <= CAPACITY):
             source = listed + row * CAPACITY
-            length = held
-        low, high = limits_between(source, length, first, last, TILE)
-        everything = above + sum_between(source, length, low, last, shift, inverse, offset, TILE)
-        if (held > 0) & reaches(everything, mass, count):
-            low = highest_reaching(source, length, low, high, last, above, mass, count, shift, inverse, offset, TILE)
-            over = above + sum_between(source, length, low + 1, last, shift, inverse, offset, TILE)
-            tied = sum_between(source, length, low, low, shift, inverse, offset, TILE) & 0x3FFFFFFF
+            length = seen
+        low = first
+        stay = length
+        tied = length
+        if length <= SMALL:
+            low, stay, tied, more = settled(
+                source, length, first, last, held, above, mass, count, width, shift, inverse, offset, SMALL
+            )
+        else:
+            low, stay, tied, more = settled(
+                source, length, first, last, held, above, mass, count, width, shift, inverse, offset, TILE
+            )
+        kept += more
+        if low >= LOWEST_ORDER:
             threshold = disorder(low.to(tl.int32))
-            each = tl.exp(value_of(threshold, shift, inverse, offset))
-            stay = ties_to_keep(mass - (over >> 30), count - (over & 0x3FFFFFFF), each, width)
-            kept += fine_between(source, length, low, last, shift, inverse, offset, TILE)
-            kept += tl.minimum(stay, tied) * (each * FINE).to(tl.int64)
             if (stay < tied) & (low > LOWEST_ORDER):
                 cut = cut_of(whole, width, low, stay, TILE)
-        else:
-            # Not even the whole row has the mass that top-p asks for: all of it stays.
-            kept += fine_between(source, length, first - 1, last, shift, inverse, offset, TILE)
         offset -= tl.log(kept.to(tl.float32) * (1.0 / FINE))
     tl.store(facts + row * 8 + 3, offset)
     tl.store(facts + row * 8 + 4, threshold)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-WRONG, PLAIN, FILTERED = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+WRONG, PLAIN, FILTERED, BOUNDED = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
 LOWEST_ORDER = tl.constexpr(-2139095041)  # order(-inf)
 NO_TARGET = tl.constexpr(1 << 40)
 FINE = tl.constexpr(float(1 << 44))  # steps of the renormalising sum: exact, whatever the order
