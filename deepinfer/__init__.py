@@ -21,7 +21,11 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = ["LLM", "Completion", "DeepInferError", "RequestOutput", "SamplingParams", "Structure", "TokenLogprobs"]
 
-from deepinfer import activation, native
+from deepinfer import interrupts
+
+interrupts.install_for("deepinfer")
+
+from deepinfer import activation, native, packages  # noqa: E402  # Ctrl-C is taken care of first
 
 activation.activate()
 native.guard_imports()
@@ -41,6 +45,8 @@ def __getattr__(name: str) -> Any:
     """Import what is offered when it is asked for."""
     if name not in _HOMES:
         raise AttributeError(f"module 'deepinfer' has no attribute {name!r}")
+    if name == "LLM":
+        packages.check("torch", "numpy", what="deepinfer.LLM")
     found = getattr(import_module(_HOMES[name]), name)
     globals()[name] = found
     return found

@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
-from deepinfer import envs
+from deepinfer import envs, interrupts, packages
 from deepinfer.errors import DeepInferError, UsageError, VariableError
 
 
@@ -66,11 +66,21 @@ class Parser(argparse.ArgumentParser):
 
 
 def exit_code(work: Callable[[], int]) -> int:
-    """What `work` returns, or what its failure means, which is told on stderr."""
+    """What `work` returns, or what its failure means, which is told on stderr.
+
+    A KeyboardInterrupt's own text, "stopped" by default, is told too: what became of the work, whether it can go on.
+    """
+    try:
+        with interrupts.work():
+            return _told(work)
+    except KeyboardInterrupt as problem:
+        print(str(problem) or "stopped", file=sys.stderr, flush=True)
+        return interrupts.code()
+
+
+def _told(work: Callable[[], int]) -> int:
     try:
         return work()
-    except KeyboardInterrupt:
-        return 130
     except BrokenPipeError:
         # The reader of our output has gone; the interpreter must not complain when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -78,9 +88,20 @@ def exit_code(work: Callable[[], int]) -> int:
     except DeepInferError as problem:
         _tell(str(problem))
         return problem.exit_code
-    except Exception as problem:  # a fault of ours: still in words, and DEEPINFER_DEBUG=1 shows where
-        _tell(f"stopped by {type(problem).__name__}: {problem}\n  next step: DEEPINFER_DEBUG=1 shows where")
-        return 4
+    except ImportError as problem:
+        missing = packages.told(problem)
+        if missing is None:
+            return _fault(problem)
+        _tell(str(missing))
+        return missing.exit_code
+    except Exception as problem:
+        return _fault(problem)
+
+
+def _fault(problem: Exception) -> int:
+    """Still in words, and DEEPINFER_DEBUG=1 shows where."""
+    _tell(f"stopped by {type(problem).__name__}: {problem}\n  next step: DEEPINFER_DEBUG=1 shows where")
+    return 4
 
 
 def _tell(message: str) -> None:

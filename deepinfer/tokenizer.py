@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
-from deepinfer.errors import CheckpointError, DeepInferError
+from deepinfer.errors import CheckpointError
 from deepinfer.loading.compressed_vocabulary import compressed_lookup
+from deepinfer.packages import need
 from deepinfer.token_bytes import converter
 
 BOS = "<｜begin▁of▁sentence｜>"
@@ -81,13 +82,7 @@ def _converter(folder: Path, tokenizer: Any) -> Callable[[str], bytes]:
 
 
 def _load(folder: Path) -> Any:
-    try:
-        from tokenizers import Tokenizer as Library
-    except ImportError as problem:
-        raise DeepInferError(
-            f"text cannot be tokenised: the package tokenizers is absent ({problem})",
-            next_step="pip install tokenizers, or give token ids instead of text",
-        ) from problem
+    library = need("tokenizers", "text", otherwise="give token ids instead of text to a folder without tokenizer.json")
     for name in ("tokenizer.json", "tokenizer_config.json"):
         path = folder / name
         try:
@@ -98,7 +93,7 @@ def _load(folder: Path) -> Any:
                 f"{path} cannot be read: {reason}", next_step="fetch the checkpoint's tokenizer files again"
             ) from problem
     try:
-        return Library.from_file(str(folder / "tokenizer.json"))
+        return library.Tokenizer.from_file(str(folder / "tokenizer.json"))
     except Exception as problem:  # the library raises plain Exception
         raise CheckpointError(
             f"{folder / 'tokenizer.json'} is no tokenizer: {problem}", next_step="fetch it again"

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Protocol, cast
 
 import deepinfer
-from deepinfer import envs
+from deepinfer import envs, packages
 from deepinfer.command_line import Parser, exit_code
 from deepinfer.errors import UsageError
 
@@ -34,23 +34,26 @@ class Verb:
     """A row of the table: `summary` is what `deepinfer --help` says without importing the module.
 
     `reports_variables`: the verb itself reports bad values of variables; before any other, they are an error.
+    `needs`: packages without which it cannot be imported, told before torch complains of what it lacks itself.
     """
 
     name: str
     module: str
     summary: str
     reports_variables: bool = False
+    needs: tuple[str, ...] = ()
 
     def load(self) -> VerbModule:
         return cast(VerbModule, importlib.import_module(self.module))
 
 
+_ENGINE = ("torch", "numpy")
 VERBS = (
     Verb("env", "deepinfer.cli.env", "show versions, GPUs, optional parts and variables", reports_variables=True),
-    Verb("tiny", "deepinfer.cli.tiny", "write a small model in the real checkpoint format"),
-    Verb("ask", "deepinfer.cli.ask", "continue a prompt, and print the text as it comes"),
-    Verb("generate", "deepinfer.cli.generate", "answer requests of a JSON Lines file"),
-    Verb("bench", "deepinfer.cli.bench", "time the engine"),
+    Verb("tiny", "deepinfer.cli.tiny", "write a small model in the real checkpoint format", needs=_ENGINE),
+    Verb("ask", "deepinfer.cli.ask", "continue a prompt, and print the text as it comes", needs=_ENGINE),
+    Verb("generate", "deepinfer.cli.generate", "answer requests of a JSON Lines file", needs=_ENGINE),
+    Verb("bench", "deepinfer.cli.bench", "time the engine", needs=_ENGINE),
     Verb("probe", "deepinfer.cli.probe", "check that Triton compiles right code for Hopper"),
     Verb("warm", "deepinfer.cli.warm", "compile the kernels of a run now, without a GPU"),
 )
@@ -95,6 +98,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(verb: Verb, arguments: list[str]) -> int:
+    packages.check(*verb.needs, what=f"`deepinfer {verb.name}`")
     module = verb.load()
     parser = Parser(prog=f"deepinfer {verb.name}", description=module.HELP)
     module.add_arguments(parser)

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from deepinfer import interrupts
 from deepinfer.cli.fingerprint import of_options
 from deepinfer.cli.jsonl_requests import LineRequest, parse_requests
 from deepinfer.cli.jsonl_results import Results, StdoutResults, open_results
@@ -78,10 +79,12 @@ def run(args: argparse.Namespace) -> int:
             failed = f", {len(results.failed)} of them with an error" if results.failed else ""
             tell(args, f"{args.output}: {len(results.done)} of {len(requests)} requests are answered already{failed}")
         try:
-            summary = _answer(args, left, model, results)
+            with interrupts.termination_too():
+                summary = _answer(args, left, model, results)
         except KeyboardInterrupt:
-            tell(args, "stopped" if args.output == STDIN else "stopped: the same command goes on where it was")
-            raise
+            if args.output == STDIN:
+                raise
+            raise KeyboardInterrupt("stopped: the same command goes on where it was") from None
     if args.json:
         print(json.dumps(summary.to_json(), indent=2))
     if left:

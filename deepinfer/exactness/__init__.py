@@ -6,11 +6,15 @@ Two correct programs differ by the order of their sums, and where a rounding or 
 
 from __future__ import annotations
 
-from deepinfer.exactness.choices import Choice, Differences, first_differences
-from deepinfer.exactness.comparison import Comparison, compare
-from deepinfer.exactness.engine_run import EngineRun, run_engine
-from deepinfer.exactness.noise import Noise, choices_of, distance, measure
-from deepinfer.exactness.subject import Subject, open_subject, standard_prompt
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from deepinfer.exactness.choices import Choice, Differences, first_differences
+    from deepinfer.exactness.comparison import Comparison, compare
+    from deepinfer.exactness.engine_run import EngineRun, run_engine
+    from deepinfer.exactness.noise import Noise, choices_of, distance, measure
+    from deepinfer.exactness.subject import Subject, open_subject, standard_prompt
 
 __all__ = [
     "Choice",
@@ -28,3 +32,20 @@ __all__ = [
     "run_engine",
     "standard_prompt",
 ]
+
+_MODULES = {
+    "choices": ("Choice", "Differences", "first_differences"),
+    "comparison": ("Comparison", "compare"),
+    "engine_run": ("EngineRun", "run_engine"),
+    "noise": ("Noise", "choices_of", "distance", "measure"),
+    "subject": ("Subject", "open_subject", "standard_prompt"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is asked for now: the program has to be in charge before torch is imported, or found to be absent."""
+    module = next((module for module, names in _MODULES.items() if name in names), None)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = globals()[name] = getattr(import_module(f"{__name__}.{module}"), name)
+    return found

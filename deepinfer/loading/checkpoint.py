@@ -15,8 +15,9 @@ from typing import Any
 import torch
 
 from deepinfer.config import ModelConfig
-from deepinfer.errors import CheckpointError, DeepInferError
+from deepinfer.errors import CheckpointError
 from deepinfer.loading.inventory import OPTIONAL_PREFIXES, TensorSpec, inventory
+from deepinfer.packages import need
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -106,14 +107,7 @@ class Checkpoint:
 
 def _library() -> Any:
     """The package safetensors, which only checkpoints need."""
-    try:
-        import safetensors
-    except ImportError as problem:
-        raise DeepInferError(
-            f"checkpoints cannot be read: the package safetensors is absent ({problem})",
-            next_step="pip install safetensors, or --load-format dummy",
-        ) from problem
-    return safetensors
+    return need("safetensors", "reading a checkpoint", otherwise="--load-format dummy makes weights without it")
 
 
 def _index(folder: Path) -> dict[str, str]:

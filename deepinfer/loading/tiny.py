@@ -10,6 +10,7 @@ from deepinfer.config import parse_config
 from deepinfer.loading.dummy import dummy_tensors
 from deepinfer.loading.tiny_tokenizer import write_tokenizer
 from deepinfer.loading.write import new_folder, write_shards
+from deepinfer.packages import need
 
 VOCABULARY = 512
 PROMPT_TOKENS = 700
@@ -116,6 +117,8 @@ def write_tiny(folder: Path, seed: int = 0) -> int:
     """
     values = tiny_config()
     config = parse_config(values)
+    for name in ("safetensors.torch", "tokenizers"):  # imported before there is anything that would be left half done
+        need(name, "writing a checkpoint")
     with new_folder(folder) as aside:
         (aside / "config.json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
         write_tokenizer(aside, VOCABULARY)

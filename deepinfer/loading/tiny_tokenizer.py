@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from deepinfer.packages import need
 from deepinfer.tokenizer import BOS, EOS, PAD
 
 NOISE = "<｜noise｜>"
@@ -26,16 +27,15 @@ Others keep it on a shelf, unread, because of its beautiful cover; they say that
 
 def write_tokenizer(folder: Path, vocabulary: int) -> None:
     """Write tokenizer.json and tokenizer_config.json with exactly `vocabulary` ids: the same bytes each time."""
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
-
-    tokenizer: Any = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
+    library = need("tokenizers", "writing a tokenizer")
+    tokenizer: Any = library.Tokenizer(library.models.BPE())
+    tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = library.decoders.ByteLevel()
+    trainer = library.trainers.BpeTrainer(
         vocab_size=vocabulary,
         min_frequency=1,
-        special_tokens=[AddedToken(text, special=True, normalized=False) for text in SPECIAL],
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        special_tokens=[library.AddedToken(text, special=True, normalized=False) for text in SPECIAL],
+        initial_alphabet=sorted(library.pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
     tokenizer.train_from_iterator([_TEXT], trainer)

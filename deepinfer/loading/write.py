@@ -14,6 +14,7 @@ import torch
 
 from deepinfer.errors import DeepInferError, UsageError, unwritable
 from deepinfer.loading.checkpoint import INDEX
+from deepinfer.packages import need
 
 
 @contextlib.contextmanager
@@ -60,8 +61,7 @@ def _umask() -> int:
 
 def write_shards(folder: Path, tensors: Iterable[tuple[str, torch.Tensor]], *, shards: int) -> None:
     """Write tensors into `shards` files, each a run of the given order, and the index of all."""
-    from safetensors.torch import save_file
-
+    save_file = need("safetensors.torch", "writing a checkpoint").save_file
     everything = list(tensors)
     size = -(-len(everything) // shards)
     weight_map: dict[str, str] = {}

@@ -95,10 +95,12 @@ def test_an_unexpected_error_is_no_traceback_unless_asked_for(
     assert "Traceback" in capsys.readouterr().err
 
 
-def test_an_interrupt_ends_quietly(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_interrupt_is_told_without_a_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     _verb(monkeypatch, _raise(KeyboardInterrupt()))
     assert cli.main(["try"]) == 130
-    assert capsys.readouterr().err == ""
+    assert capsys.readouterr().err == "stopped\n"
 
 
 def test_a_bad_variable_stops_a_verb_before_it_runs(

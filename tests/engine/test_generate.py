@@ -134,6 +134,29 @@ def test_after_a_kill_it_goes_on_where_it_was(
     assert found == results
 
 
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_stop_says_that_it_can_go_on(sent: signal.Signals, code: int, tiny_folder: Path, tmp_path: Path) -> None:
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    write(source, [LINES[0], {"id": "long", "prompt": "The quick brown fox", "max_tokens": 3000}])
+    command = [sys.executable, "-m", "deepinfer", "generate", "--model", str(tiny_folder), "--input", str(source)]
+    child = subprocess.Popen(
+        [*command, "--output", str(target), *OPTIONS],
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        end = time.monotonic() + 120
+        while not target.exists() or target.read_bytes().count(b"\n") < 1:
+            assert child.poll() is None and time.monotonic() < end
+            time.sleep(0.02)
+        child.send_signal(sent)
+        _, told = child.communicate(timeout=60)
+    finally:
+        child.kill()
+    assert child.returncode == code and "Traceback" not in told
+    assert told.endswith("stopped: the same command goes on where it was\n"), told
+    assert target.read_bytes().endswith(b"\n")
+
+
 def test_another_model_of_the_same_shape_does_not_go_on(
     tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
