@@ -84,7 +84,8 @@ def open_results(
 
     model: what results of now are made with, as their "model" says (see `fingerprint`). Older results do not say it:
     they are kept, and that is told on stderr.
-    retry_failed: take results that are errors out of the file first; it is replaced as a whole.
+    retry_failed: take results that are errors out of the file first, those of other requests too: they answer none.
+    It is replaced as a whole.
 
     Raises:
         InputError: the file is no file of results, or one of other requests or of another model: the line is named.
@@ -94,7 +95,7 @@ def open_results(
     """
     descriptor = _open(path, path)
     try:
-        answers, rest = _examine(path, {one.id: one for one in requests}, model)
+        answers, rest = _examine(path, {one.id: one for one in requests}, model, retry_failed)
         if retry_failed and any(one.failed for one in answers):
             answers = [one for one in answers if not one.failed]
             replaced = _replace(path, b"".join(one.data for one in answers))
@@ -175,13 +176,15 @@ def _lock(path: Path, descriptor: int) -> None:
         ) from problem
 
 
-def _examine(path: Path, requests: Mapping[str, LineRequest], model: str) -> tuple[list[_Answer], bytes]:
-    """The file's whole lines, and what follows the last of them."""
+def _examine(
+    path: Path, requests: Mapping[str, LineRequest], model: str, retry_failed: bool
+) -> tuple[list[_Answer], bytes]:
+    """The file's whole lines, and what follows the last of them. retry_failed: those that are errors are to go."""
     *lines, rest = path.read_bytes().split(b"\n")
     seen: dict[str, int] = {}
     answers = []
     for number, line in enumerate(lines, start=1):
-        answer = _answer(path, number, line, requests, model)
+        answer = _answer(path, number, line, requests, model, retry_failed)
         if answer.id in seen:
             raise _bad(path, number, f"it repeats the id {answer.id!r} of line {seen[answer.id]}")
         seen[answer.id] = number
@@ -189,17 +192,21 @@ def _examine(path: Path, requests: Mapping[str, LineRequest], model: str) -> tup
     return answers, rest
 
 
-def _answer(path: Path, number: int, line: bytes, requests: Mapping[str, LineRequest], model: str) -> _Answer:
+def _answer(
+    path: Path, number: int, line: bytes, requests: Mapping[str, LineRequest], model: str, retry_failed: bool
+) -> _Answer:
     try:
         value = json.loads(line.decode("utf-8"))
         name, key, made_with = value["id"], value["key"], value.get("model")
         failed = any(one["finish_reason"] == "error" for one in value["outputs"])
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:
         raise _bad(path, number, "it is no result of `deepinfer generate`") from problem
+    if isinstance(name, str) and failed and retry_failed:
+        return _Answer(name, failed, made_with is not None, line + b"\n")
     if not isinstance(name, str) or name not in requests:
-        raise _bad(path, number, f"its id {name!r} is not among the requests")
+        raise _bad(path, number, f"its id {name!r} is not among the requests", failed)
     if key != requests[name].key:
-        raise _bad(path, number, f"it answers {name!r} with another prompt or other sampling options")
+        raise _bad(path, number, f"it answers {name!r} with another prompt or other sampling options", failed)
     if made_with not in (None, model):
         raise InputError(
             f"{path}, line {number}: it was made with another model, and answers of two would be mixed",
@@ -210,11 +217,12 @@ def _answer(path: Path, number: int, line: bytes, requests: Mapping[str, LineReq
     return _Answer(name, failed, made_with is not None, line + b"\n")
 
 
-def _bad(path: Path, number: int, what: str) -> InputError:
+def _bad(path: Path, number: int, what: str, failed: bool = False) -> InputError:
     return InputError(
         f"{path}, line {number}: {what}",
         cause="the file is another run's, or the requests have been changed since",
-        next_step="name another --output, or delete these lines (or the file)",
+        next_step=("--retry-failed takes it out, since it is an error; or " if failed else "")
+        + "name another --output, or delete these lines (or the file)",
     )
 
 

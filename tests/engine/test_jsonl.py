@@ -205,6 +205,26 @@ def test_failures_are_known_and_made_anew_when_that_is_asked(tmp_path: Path) -> 
     assert [one.name for one in tmp_path.iterdir()] == ["out.jsonl"]
 
 
+def test_what_failed_and_was_corrected_since_is_made_anew(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    gone = result(REQUESTS[0], outputs=FAILED) | {"id": "gone"}
+    other = result(REQUESTS[0], outputs=FAILED, model="f" * 16) | {"key": "of the prompt before"}
+    path.write_text("".join(json.dumps(one) + "\n" for one in (other, result(REQUESTS[1]), gone)))
+    with pytest.raises(InputError, match="line 1: it answers 'a' with another prompt") as refused:
+        write(path, [])
+    assert "--retry-failed takes it out" in refused.value.next_step
+    with open_results(path, REQUESTS, model=MODEL, retry_failed=True) as results:
+        assert (results.done, results.failed) == ({"b"}, set())
+    # What was answered is still compared: nothing else may be lost.
+    path.write_text(json.dumps(result(REQUESTS[0]) | {"key": "of the prompt before"}) + "\n")
+    with (
+        pytest.raises(InputError, match="line 1: it answers 'a' with another prompt") as refused,
+        open_results(path, REQUESTS, model=MODEL, retry_failed=True),
+    ):
+        pass
+    assert "--retry-failed" not in refused.value.next_step
+
+
 def test_a_second_writer_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     with open_results(path, REQUESTS, model=MODEL), pytest.raises(DeepInferError, match="written by another process"):
