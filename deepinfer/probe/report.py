@@ -104,7 +104,9 @@ def _word(ok: bool | None, reason: str) -> str:
 
 def as_text(report: Report) -> str:
     """A table for people: one row a check, the two columns apart, and the totals."""
-    title = f"Triton {report.triton or 'unknown'}, torch {report.torch or 'absent'}, {report.device or 'no GPU'}"
+    if report.triton is None:
+        return _without_triton(report)
+    title = f"Triton {report.triton}, torch {report.torch or 'absent'}, {report.device or 'no GPU'}"
     lines = [title + (f" ({report.path})" if report.path else "")]
     if report.error:
         lines.append(f"  FAILED: {report.error}")
@@ -121,4 +123,16 @@ def as_text(report: Report) -> str:
     if report.cache is not None:
         told = (f"{kind} {counts['compiled']} new, {counts['found']} found" for kind, counts in report.cache.items())
         lines.append(f"  for the run Triton's cache had: {'; '.join(told)}")
+    return "\n".join(lines)
+
+
+def _without_triton(report: Report) -> str:
+    """What there is to say where nothing was reached, torch and GPU among it."""
+    lines = [
+        f"Triton cannot be used{f' ({report.path})' if report.path else ''}",
+        f"  FAILED: {report.error}",
+        f"  none of the {len(report.checks)} checks was reached",
+        "  next step: `deepinfer env` says whether Triton and torch are here; pip install triton, or --triton DIR for "
+        "an unpacked one",
+    ]
     return "\n".join(lines)

@@ -165,6 +165,8 @@ def test_a_triton_that_does_not_import_is_a_row(tmp_path: Path) -> None:
     assert "libcudart.so.12" in report.error
     assert "while importing Triton" in report.error
     assert not report.ok
+    text = as_text(report)
+    assert text.count("reached") == 1 and "next step: `deepinfer env`" in text and "torch absent" not in text
 
 
 def test_a_triton_from_elsewhere_is_not_taken_for_the_one_asked_for(tmp_path: Path) -> None:
