@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import errno
 import os
 import sys
 import traceback
@@ -12,6 +13,8 @@ from typing import Any, NoReturn
 
 from deepinfer import envs, interrupts, packages
 from deepinfer.errors import DeepInferError, UsageError, VariableError
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Parser(argparse.ArgumentParser):
@@ -34,6 +37,10 @@ class Parser(argparse.ArgumentParser):
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
         return found, unknown
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """As argparse has it, but a reader or a disk that does not take it is not passed over."""
+        print(message, end="", file=file or sys.stderr, flush=True)
 
     def error(self, message: str) -> NoReturn:
         """Raise UsageError."""
@@ -80,10 +87,12 @@ def exit_code(work: Callable[[], int]) -> int:
 
 def _told(work: Callable[[], int]) -> int:
     try:
-        return work()
-    except BrokenPipeError:
-        # The reader of our output has gone; the interpreter must not complain when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = work()
+        if sys.stdout is not None:
+            sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # the reader of our output has gone
+        _forget_stdout()
         return 0
     except DeepInferError as problem:
         _tell(str(problem))
@@ -94,8 +103,32 @@ def _told(work: Callable[[], int]) -> int:
             return _fault(problem)
         _tell(str(missing))
         return missing.exit_code
+    except OSError as problem:
+        if problem.errno not in _NO_ROOM:
+            return _fault(problem)
+        _forget_stdout()
+        _tell(str(_no_room(problem)))
+        return _no_room(problem).exit_code
     except Exception as problem:
         return _fault(problem)
+
+
+def _no_room(problem: OSError) -> DeepInferError:
+    """The error of a file system that takes no more."""
+    named = f" ({problem.filename})" if problem.filename else ""
+    return DeepInferError(
+        f"the output cannot be written: {problem.strerror}{named}",
+        cause="the file system is full, or a quota is reached",
+        next_step="make room and run the same command again",
+    )
+
+
+def _forget_stdout() -> None:
+    """Let what stdout still holds go nowhere: the interpreter must not complain when it flushes at exit."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _fault(problem: Exception) -> int:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from deepinfer.loading.write import system_errors
 from deepinfer.packages import need
 from deepinfer.tokenizer import BOS, EOS, PAD
 
@@ -42,7 +43,8 @@ def write_tokenizer(folder: Path, vocabulary: int) -> None:
     found = tokenizer.get_vocab_size(with_added_tokens=True)
     if found != vocabulary:
         raise ValueError(f"the text has pairs for {found} tokens, and {vocabulary} were asked for")
-    tokenizer.save(str(folder / "tokenizer.json"))
+    with system_errors(folder / "tokenizer.json"):
+        tokenizer.save(str(folder / "tokenizer.json"))
     described = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": BOS,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -49,8 +50,22 @@ def new_folder(folder: Path) -> Iterator[Path]:
     except OSError as problem:
         raise DeepInferError(
             f"{folder} cannot be written: {problem.strerror or problem}",
-            next_step="name a folder on a file system with room that you may write to",
+            next_step="make room, or name a folder on a file system with room that you may write to",
         ) from problem
+
+
+@contextlib.contextmanager
+def system_errors(path: Path) -> Iterator[None]:
+    """Errors of the system that the libraries raise as types of their own, from writing `path`, as OSError."""
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as problem:  # safetensors has a type of its own, tokenizers raises plain Exception
+        found = re.search(r"\(os error (\d+)\)", str(problem))
+        if not found:
+            raise
+        raise OSError(int(found[1]), os.strerror(int(found[1])), str(path)) from problem
 
 
 def _umask() -> int:
@@ -68,7 +83,8 @@ def write_shards(folder: Path, tensors: Iterable[tuple[str, torch.Tensor]], *, s
     for number in range(shards):
         part = dict(everything[number * size : (number + 1) * size])
         file = f"model-{number + 1:05}-of-{shards:05}.safetensors"
-        save_file(part, folder / file, metadata={"format": "pt"})
+        with system_errors(folder / file):
+            save_file(part, folder / file, metadata={"format": "pt"})
         weight_map |= dict.fromkeys(part, file)
     total = sum(tensor.nbytes for _, tensor in everything)
     index = {"metadata": {"total_size": total}, "weight_map": weight_map}
