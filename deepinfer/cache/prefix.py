@@ -38,7 +38,7 @@ class Context:
         model: identity of the weights, such as a digest of the checkpoint's index, or its path for one process.
         cache_format: of blocks and slots, such as "main=288 index=68 ring=134x528".
         truncation, keep_tokens: model_spec 3.8; keep_tokens counts only where truncation is on.
-        settings: everything else that may change a bit: backend, the product in use, batch invariance.
+        settings: everything else that may change a bit, as the backend and kernels that fall back.
         salt: the caller's; requests of different salts never share anything.
     """
 
