@@ -54,7 +54,8 @@ class Sizes:
 
 SMALL = Sizes("cpu", 66, 64, (1, 64))
 INTERPRETED = Sizes("cpu", 36, 64, (33,))
-LARGE = Sizes("cuda", 300, 5120, (0, 1, 31, 32, 63, 64, 127, 128, 299))
+LARGE = Sizes("cuda", 600, 5120, (0, 1, 31, 32, 63, 64, 127, 128, 599))
+"""More rows than four a multiprocessor, up to which some kernels give each a program of its own."""
 
 
 class Subjects:
