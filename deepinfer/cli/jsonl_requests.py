@@ -53,6 +53,9 @@ def parse_requests(data: bytes, where: str, options: Mapping[str, Any], *, as_it
             what = problem.what if isinstance(problem, InputError) else problem
             problems.append(f"line {number}: {what}")
             continue
+        except RecursionError:
+            problems.append(f"line {number}: it is nested too deeply")
+            continue
         before = found.setdefault(request.id, request)
         if before is not request:
             problems.append(f"line {number}: its id {request.id!r} is that of line {before.line} already")
@@ -69,15 +72,13 @@ def parse_requests(data: bytes, where: str, options: Mapping[str, Any], *, as_it
 
 
 def _request(number: int, line: bytes, options: Mapping[str, Any], as_it_is: bool) -> LineRequest:
-    """One line. TypeError, ValueError: it cannot be taken."""
+    """One line. TypeError, ValueError, RecursionError: it cannot be taken."""
     try:
         value = json.loads(line.decode())
     except UnicodeDecodeError as problem:
         raise ValueError(f"it is not UTF-8: its byte {problem.start + 1} is 0x{line[problem.start]:02x}") from problem
     except ValueError as problem:
         raise ValueError(f"it is not JSON: {problem}") from problem
-    except RecursionError as problem:
-        raise ValueError("it is nested too deeply") from problem
     if isinstance(value, str):
         value = {"prompt": value}
     if not isinstance(value, dict):
@@ -108,6 +109,8 @@ def _prompt(value: object, as_it_is: bool) -> str | list[int]:
 def _id(value: object) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int):
         raise ValueError('its "id" is neither a text nor a whole number')
+    if value == "":
+        raise ValueError('its "id" is empty: leave it out, or name the line')
     return check_text(str(value), 'its "id"', as_it_is=True)
 
 

@@ -69,7 +69,8 @@ class FileResults:
         """
         size = os.fstat(self._descriptor).st_size
         try:
-            _write(self._descriptor, _line(result).encode())
+            # A lone surrogate, as of a request that an error cites, becomes what JSON writes for it: \udXXX.
+            _write(self._descriptor, _line(result).encode(errors="backslashreplace"))
         except OSError as problem:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._descriptor, size)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import difflib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from deepinfer.cli.prompt_text import check_text
@@ -104,16 +104,28 @@ def params_of(values: Mapping[str, Any]) -> SamplingParams:
             hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
             raise ValueError(f"there is no field {name!r}: {hint}")
     fields = dict(values)
-    stops = fields.get("stop")
-    for text in [stops] if isinstance(stops, str) else stops if isinstance(stops, list) else []:
-        if isinstance(text, str):
-            check_text(text, "stop", as_it_is=True)
+    for name, value in fields.items():
+        for text in _texts_in(value):
+            check_text(text, name, as_it_is=True)
     structure = fields.get("structure")
     if isinstance(structure, Mapping):
         if set(structure) != {"kind", "grammar"}:
             raise ValueError('structure must have the fields "kind" and "grammar", and no other')
         fields["structure"] = Structure(**structure)
     return SamplingParams(**fields)
+
+
+def _texts_in(value: object) -> Iterator[str]:
+    """Every text in a value of JSON, names of fields among them."""
+    left = [value]
+    while left:
+        one = left.pop()
+        if isinstance(one, str):
+            yield one
+        elif isinstance(one, Mapping):
+            left += [*one.keys(), *one.values()]
+        elif isinstance(one, list):
+            left += one
 
 
 def params_of_options(args: argparse.Namespace) -> SamplingParams:

@@ -15,6 +15,8 @@ HIGHEST_TEMPERATURE = 1e30
 MAX_LOGPROBS = 1000
 MAX_COMPLETIONS = 128
 _INT64 = 2**63
+_SHOWN = 70
+"""Characters of a value that an error shows."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class Structure:
             raise ValueError(f"structure.kind must be json, regex, ebnf or choice, not {self.kind!r}")
         if not isinstance(self.grammar, expected):
             names = " or ".join(one.__name__ for one in expected)
-            raise TypeError(f"structure.grammar of kind {self.kind} must be {names}, not {_kind(self.grammar)}")
+            raise TypeError(f"structure.grammar of kind {self.kind} must be {names}, not {kind_of(self.grammar)}")
         if self.kind == "choice":
             if not self.grammar or not all(isinstance(one, str) and one for one in self.grammar):
                 raise ValueError("structure.grammar of kind choice must be texts, at least one and none empty")
@@ -83,9 +85,9 @@ class SamplingParams:
         object.__setattr__(self, "stop_token_ids", _ids(self.stop_token_ids))
         _flag("ignore_eos", self.ignore_eos)
         if self.logprobs_mode not in ("raw", "processed"):
-            raise ValueError(f"logprobs_mode must be 'raw' or 'processed', not {self.logprobs_mode!r}")
+            raise ValueError(f"logprobs_mode must be 'raw' or 'processed', not {shown(self.logprobs_mode)}")
         if self.structure is not None and not isinstance(self.structure, Structure):
-            raise TypeError(f"structure must be a Structure, not {_kind(self.structure)}")
+            raise TypeError(f"structure must be a Structure, not {kind_of(self.structure)}")
         drawn = secrets.randbits(63) if self.seed is None else self.seed
         object.__setattr__(self, "seed_in_effect", drawn)
 
@@ -109,13 +111,13 @@ class SamplingParams:
         for name in ("temperature", "top_p"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float):
-                raise TypeError(f"{name} must be a number, not {_kind(value)}")
-            if not math.isfinite(value):
-                raise ValueError(f"{name} must be finite, not {value}")
+                raise TypeError(f"{name} must be a number, not {kind_of(value)}")
+            if not _is_finite(value):
+                raise ValueError(f"{name} must be finite, not {shown(value)}")
         if self.temperature < 0:
             raise ValueError(f"temperature must be at least 0, not {self.temperature}")
         if not 0 <= self.top_p <= 1:
-            raise ValueError(f"top_p must be between 0 and 1, not {self.top_p}")
+            raise ValueError(f"top_p must be between 0 and 1, not {shown(self.top_p)}")
         if self.seed is not None:
             _whole("seed", self.seed, -_INT64, _INT64 - 1)
 
@@ -131,20 +133,27 @@ class SamplingParams:
 
 def _whole(name: str, value: object, lowest: int, highest: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be a whole number, not {_kind(value)}")
+        raise TypeError(f"{name} must be a whole number, not {kind_of(value)}")
     if not lowest <= value <= highest:
-        raise ValueError(f"{name} must be between {lowest} and {highest}, not {value}")
+        raise ValueError(f"{name} must be between {lowest} and {highest}, not {shown(value)}")
+
+
+def _is_finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number beyond the floating ones
+        return False
 
 
 def _flag(name: str, value: object) -> None:
     if not isinstance(value, bool):
-        raise TypeError(f"{name} must be true or false, not {_kind(value)}")
+        raise TypeError(f"{name} must be true or false, not {kind_of(value)}")
 
 
 def _texts(value: object) -> tuple[str, ...]:
     found = (value,) if isinstance(value, str) else value
     if not isinstance(found, Sequence) or not all(isinstance(one, str) for one in found):
-        raise TypeError(f"stop must be a text or a list of texts, not {_kind(value)}")
+        raise TypeError(f"stop must be a text or a list of texts, not {kind_of(value)}")
     if "" in found:
         raise ValueError("stop must not hold an empty text: it would end every output at once")
     return tuple(found)
@@ -152,11 +161,21 @@ def _texts(value: object) -> tuple[str, ...]:
 
 def _ids(value: object) -> tuple[int, ...]:
     if isinstance(value, str) or not isinstance(value, Sequence):
-        raise TypeError(f"stop_token_ids must be a list of token ids, not {_kind(value)}")
+        raise TypeError(f"stop_token_ids must be a list of token ids, not {kind_of(value)}")
     for one in value:
         _whole("a token id of stop_token_ids", one, 0, 2**31 - 1)
     return tuple(value)
 
 
-def _kind(value: object) -> str:
-    return f"{type(value).__name__} {value!r}"[:80]
+def kind_of(value: object) -> str:
+    """A value that is not allowed, with its type, as errors show it."""
+    return f"{type(value).__name__} {shown(value)}"
+
+
+def shown(value: object) -> str:
+    """A value that is not allowed, as errors show it: not more of it than a line takes."""
+    try:
+        text = repr(value)
+    except ValueError:  # a whole number, or one in a list, of more digits than Python writes
+        return "one of thousands of digits"
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"

@@ -62,6 +62,11 @@ BAD: dict[str | bytes, str] = {
     '{"prompt": "x", "seed_in_effect": 3}': "there is no field 'seed_in_effect'",
     '{"prompt": "x", "temperature": -1}': "temperature must be at least 0",
     '{"prompt": "x", "temperature": NaN}': "temperature must be finite",
+    '{"prompt": "x", "temperature": 1%s}' % ("0" * 310): "temperature must be finite, not 1000",
+    '{"prompt": "x", "top_p": 1%s}' % ("0" * 310): "top_p must be finite, not 1000",
+    '{"prompt": "x", "id": ""}': 'its "id" is empty',
+    '{"prompt": "x", "structure": {"kind": "json", "grammar": {"a": [{"\\ud800": 1}]}}}': "structure is no text",
+    '{"prompt": "x", "stop": ["\\udce9"]}': "stop is no text: it has the lone surrogate U+DCE9",
     '{"prompt": "x", "seed": "100"}': "seed must be a whole number",
     '{"prompt": "x", "seed": 9223372036854775808}': "seed must be between",
     '{"prompt": "x", "top_p": 1.5}': "top_p must be between 0 and 1",
@@ -257,6 +262,13 @@ def test_a_full_file_system_leaves_no_half_of_a_line(tmp_path: Path) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert path.read_bytes() == whole and "goes on where it stopped" in told.value.next_step
+
+
+def test_an_error_that_cites_what_is_no_text_is_written_as_json(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    with open_results(path, REQUESTS, model=MODEL) as results:
+        results.write(result(REQUESTS[0], error="at \ud800, ünï"))
+    assert json.loads(path.read_text(encoding="utf-8"))["error"] == "at \ud800, ünï"
 
 
 def test_a_killed_writer_leaves_whole_lines_and_no_lock(tmp_path: Path) -> None:

@@ -29,6 +29,13 @@ def test_what_is_allowed_at_the_edges() -> None:
     assert SamplingParams(stop="ab").stop == ("ab",) and SamplingParams(stop_token_ids=[3]).stop_token_ids == (3,)
 
 
+HUGE: tuple[tuple[str, object, type[Exception]], ...] = (
+    ("seed", 10**5000, ValueError), ("temperature", 10**5000, ValueError), ("stop_token_ids", [10**5000], ValueError),
+    ("stop", [10**5000], TypeError),
+)  # fmt: skip
+"""Numbers of more digits than Python writes out."""
+
+
 @pytest.mark.parametrize(
     ("field", "value", "error"),
     [
@@ -44,11 +51,14 @@ def test_what_is_allowed_at_the_edges() -> None:
         ("ignore_eos", 1, TypeError), ("logprobs", -1, ValueError), ("logprobs", 1001, ValueError),
         ("logprobs", True, TypeError), ("prompt_logprobs", "1", TypeError), ("logprobs_mode", "cooked", ValueError),
         ("structure", {"kind": "json"}, TypeError),
+        ("temperature", 10**400, ValueError), ("top_p", -(10**400), ValueError),
+        *(pytest.param(field, value, error, id=f"{field}-huge") for field, value, error in HUGE),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_named(field: str, value: Any, error: type[Exception]) -> None:
-    with pytest.raises(error, match=field):
+    with pytest.raises(error, match=field) as told:
         SamplingParams(**{field: value})
+    assert len(str(told.value)) < 200
 
 
 @pytest.mark.parametrize(
