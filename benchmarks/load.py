@@ -57,6 +57,8 @@ def main(argv: Sequence[str]) -> int:
     given = parser.parse_args(argv)
     if given.gib < SMALLEST:
         parser.error(f"--gib must be at least {SMALLEST}: no smaller model has all features at this width")
+    if given.device == "cuda" and not torch.cuda.is_available():
+        raise DeepInferError("PyTorch sees no GPU", next_step="--device cpu, or a machine with a GPU")
     if given.measure:
         print(json.dumps(measure(given.model, given.device, given.engram_device)))
         return 0
