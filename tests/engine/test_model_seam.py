@@ -72,7 +72,7 @@ def watched(unwatched: Unwatched) -> Iterator[list[str]]:
     class Operators(TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             name = str(func._schema.name) + (f".{func._overloadname}" if func._overloadname != "default" else "")
-            by_mask = name.startswith(("aten::index", "aten::index_put")) and any(
+            by_mask = name.startswith(("aten::index.", "aten::index_put")) and any(
                 isinstance(one, torch.Tensor) and one.dtype == torch.bool for one in (args[1] if len(args) > 1 else ())
             )
             if not unwatched.inside and (name in WAITING or by_mask):
