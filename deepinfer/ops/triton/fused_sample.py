@@ -59,10 +59,13 @@ class Plan:
         return lanes_of(self.width)
 
     def programs(self, rows: int, device: torch.device) -> int:
-        """Programs a row in passes that add whole numbers: as many as fill the device, and few where rows are many,
-        since most of these passes have nothing left to do."""
-        wanted = 8 * multiprocessors(device) // max(rows, 1)
-        return min(cdiv(self.width, self.part), max(4, wanted))
+        """Programs a row in passes that add whole numbers, few where rows are many: most passes have nothing to do."""
+        return min(cdiv(self.width, self.part), self.shares(rows, device))
+
+    @staticmethod
+    def shares(rows: int, device: torch.device) -> int:
+        """Programs a row that fill the device; at least four, as rows are not all alike."""
+        return max(4, 8 * multiprocessors(device) // max(rows, 1))
 
     @property
     def warps(self) -> int:
@@ -170,7 +173,7 @@ def kernel_of(plan: Plan, do_sample: bool, do_reject_sampling: bool) -> Kernel:
         verify = is_verify if do_reject_sampling else s.states
         lane_rows = min(_LANE_ROWS, plan.chunk // plan.lanes)
         parts = cdiv(plan.width, lane_rows * plan.lanes)
-        programs = min(parts, 2 * plan.programs(rows, logits.device))
+        programs = min(parts, plan.shares(rows, logits.device))
         common = (logits, logits.stride(0) // 8, logprobs, logprobs.stride(0) // 8)
         draft = (pool, pool.stride(0) // 8, pool.shape[0], read_rows)
         flags = {

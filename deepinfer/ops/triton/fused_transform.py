@@ -18,7 +18,7 @@ from deepinfer.ops.formats import KVCacheFormat
 from deepinfer.ops.launch import cdiv, launch
 from deepinfer.ops.triton.early import await_inputs
 from deepinfer.ops.triton.index_query import rotate_and_cast
-from deepinfer.ops.triton.quantize import decode, decode_stored, narrow, quantize, rounded, spread, widen
+from deepinfer.ops.triton.quantize import narrow, quantize_and_back, rounded, widen
 from deepinfer.ops.triton.rms import reciprocal_root, sum_of_squares
 from deepinfer.ops.triton.rotary import hadamard, neox_partner, rotate_halves, rotate_neighbours
 from deepinfer.ops.triton.rows import few, levels, locate, one_a_row, tile, tile_of_few
@@ -93,14 +93,13 @@ def _transform(
     if BF16 == "transform":
         tl.store(to, narrow(w), mask=live)
     if FMT != "":
-        codes, scales, numbers = quantize(w, FMT, GROUP, ROUND, SF, ROWS, WIDTH)
+        codes, scales, plain = quantize_and_back(w, FMT, GROUP, ROUND, SF, QUANT or STORE, ROWS, WIDTH)
         if QUANT:
             COUNT: tl.constexpr = codes.shape[1]
             store_row_values(codes, out_quant, live, row.to(tl.int64), row * 0, COUNT, 0, COUNT, 8 * COUNT // WIDTH)
             store_row_values(scales, out_sf, live, row.to(tl.int64), row * 0, WIDTH // GROUP, 0, WIDTH // GROUP, 1)
         if BF16 == "cast_back":
-            plain = decode_stored(codes, FMT, ROWS, WIDTH) if QUANT or STORE else decode(codes, FMT, ROWS, WIDTH)
-            tl.store(to, narrow(plain * spread(numbers, ROWS, WIDTH, GROUP)), mask=live)
+            tl.store(to, narrow(plain), mask=live)
         if STORE:
             inside, block, place = locate(slot, live, end, BLOCK)
             BYTES: tl.constexpr = codes.shape[1]

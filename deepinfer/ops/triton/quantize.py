@@ -108,24 +108,15 @@ def encode_e4m3(x):
 
 
 @triton.jit
-def e4m3_by_bits(code):
-    """As `decode_e4m3`, by integers alone."""
-    wide = code.to(tl.int32)
-    magnitude = wide & 0x7F
-    subnormal = (magnitude.to(tl.float32) * E4M3_SMALLEST).to(tl.int32, bitcast=True)
-    size = tl.where(magnitude < 8, subnormal, (magnitude + (120 << 3)) << 20)
-    size = tl.where(magnitude == 0x7F, 0x7FC00000, size)
-    return (size | ((wide & 0x80) << 24)).to(tl.float32, bitcast=True)
-
-
-@triton.jit
 def decode_e4m3(code):
-    """e4m3 as uint8 -> float32, exactly.
-
-    Not for codes of the same kernel that are stored too, see `decode_stored`.
-    """
+    """e4m3 as uint8 -> float32, exactly."""
     if INTERPRETED:
-        return e4m3_by_bits(code)
+        wide = code.to(tl.int32)
+        magnitude = wide & 0x7F
+        subnormal = (magnitude.to(tl.float32) * E4M3_SMALLEST).to(tl.int32, bitcast=True)
+        size = tl.where(magnitude < 8, subnormal, (magnitude + (120 << 3)) << 20)
+        size = tl.where(magnitude == 0x7F, 0x7FC00000, size)
+        return (size | ((wide & 0x80) << 24)).to(tl.float32, bitcast=True)
     else:
         return code.to(tl.float8e4nv, bitcast=True).to(tl.float32)
 
@@ -269,15 +260,14 @@ def decode(codes, FMT: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def decode_stored(codes, FMT: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr):
-    """As `decode`, of codes that this kernel made and also stores.
-
-    ptxas 12.8 makes one register of two pairs of e4m3 for the store, and may widen another register than that.
-    """
-    if FMT == "e4m3":
-        return e4m3_by_bits(codes)
-    else:
-        return unpack_e2m1(codes, ROWS, WIDTH)
+def nearest_e4m3(x):
+    """float32 -> the nearest e4m3 as float32: ties to even, saturating at 448; NaN stays one."""
+    size = tl.minimum(tl.abs(x), E4M3_MAX)
+    power = tl.maximum(size.to(tl.int32, bitcast=True) & 0x7F800000, 0x3C800000).to(tl.float32, bitcast=True)
+    # Next to 2^20 times the value's power of two (2^-6 at least) a sum is rounded to three bits of fraction.
+    far = power * 1048576.0
+    near = ((size + far) - far).to(tl.int32, bitcast=True) | (x.to(tl.int32, bitcast=True) & -0x80000000)
+    return tl.where(x == x, near.to(tl.float32, bitcast=True), float("nan"))
 
 
 @triton.jit
@@ -294,3 +284,27 @@ def quantize(
     stored, value, multiplier = group_scale(group_amax(x, ROWS, WIDTH, GROUP), FMT, ROUND, SF)
     scaled = x * spread(multiplier, ROWS, WIDTH, GROUP)
     return encode(scaled, FMT, ROWS, WIDTH), stored, value
+
+
+@triton.jit
+def quantize_and_back(
+    x,
+    FMT: tl.constexpr,
+    GROUP: tl.constexpr,
+    ROUND: tl.constexpr,
+    SF: tl.constexpr,
+    STORED: tl.constexpr,
+    ROWS: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    """float32 [ROWS, WIDTH] -> (bytes, stored scales, the values that both stand for, in float32).
+
+    STORED: whether the kernel also stores the bytes. The values are not decoded from e4m3 bytes then: for the store,
+    ptxas (of Triton 3.6.0 and 3.7.1) makes one register of two pairs, and where the upper pair is used besides, it
+    reads another one.
+    """
+    stored, value, multiplier = group_scale(group_amax(x, ROWS, WIDTH, GROUP), FMT, ROUND, SF)
+    scaled = x * spread(multiplier, ROWS, WIDTH, GROUP)
+    codes = encode(scaled, FMT, ROWS, WIDTH)
+    plain = nearest_e4m3(scaled) if STORED and FMT == "e4m3" else decode(codes, FMT, ROWS, WIDTH)
+    return codes, stored, plain * spread(value, ROWS, WIDTH, GROUP)
