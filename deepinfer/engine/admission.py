@@ -13,6 +13,7 @@ from deepinfer.engine.outputs import Completion, RequestOutput
 from deepinfer.engine.sequence import Request, Sequence
 from deepinfer.engine.step import Limits
 from deepinfer.errors import InputError
+from deepinfer.sampling.params import check_encodable, kind_of, shown
 from deepinfer.structured_output import Grammar, GrammarCompiler
 
 if TYPE_CHECKING:
@@ -85,6 +86,7 @@ class Admission:
                 "the prompt is a text, and the model was loaded without a tokenizer",
                 next_step="give token ids, or a checkpoint folder with tokenizer.json",
             )
+        check_encodable(request.prompt, "the prompt")
         # A text of nothing is no prompt, although the token that begins a text would be one.
         return self.loaded.tokenizer.encode(request.prompt) if request.prompt else []
 
@@ -107,8 +109,15 @@ class Admission:
                 )
             if not 0 <= token < config.vocab_size:
                 raise InputError(
-                    f"the prompt's token {position} is {token}: token ids are 0 to {config.vocab_size - 1}",
+                    f"the prompt's token {position} is {shown(token)}: token ids are 0 to {config.vocab_size - 1}",
                     cause="the prompt was made with another model's tokenizer",
+                )
+        for token in params.stop_token_ids:
+            if token >= config.vocab_size:
+                raise InputError(
+                    f"stop_token_ids holds {token}, which no output ever has: token ids are 0 to "
+                    f"{config.vocab_size - 1}",
+                    cause="it is another model's",
                 )
         if params.prompt_logprobs is not None and self.limits.truncation == "compact":
             raise InputError(
@@ -130,8 +139,8 @@ class Admission:
 def _listed(prompt: Listed[int]) -> list[int]:
     """Token ids, each a whole number."""
     if not isinstance(prompt, Listed) or isinstance(prompt, bytes):
-        raise TypeError(f"the prompt must be a text or a list of token ids, not {type(prompt).__name__}")
+        raise TypeError(f"the prompt must be a text or a list of token ids, not {kind_of(prompt)}")
     for token in prompt:
         if isinstance(token, bool) or not isinstance(token, int):
-            raise TypeError(f"the prompt's token ids must be whole numbers, not {type(token).__name__} {token!r:.40}")
+            raise TypeError(f"the prompt's token ids must be whole numbers, not {kind_of(token)}")
     return list(prompt)

@@ -86,6 +86,11 @@ class Engine:
             self._finish(sequence, "cancelled")
         return True
 
+    def drop(self, request_id: str) -> None:
+        """End a request now, if it is going on, and tell nothing more of it: its id is free again."""
+        self.cancel(request_id)
+        self._changed.pop(request_id, None)
+
     def step(self) -> list[RequestOutput]:
         """Compute one step. Returns the outputs of the requests that got tokens or ended.
 

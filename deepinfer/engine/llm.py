@@ -24,6 +24,7 @@ from deepinfer.model.load import LoadFormat, Progress, load_model
 from deepinfer.model.model import KEEP_TOKENS, Truncation
 from deepinfer.ops import dispatch
 from deepinfer.sampling import SamplingParams
+from deepinfer.sampling.params import kind_of, shown
 
 if TYPE_CHECKING:
     from deepinfer.engine.timing import Stopwatch
@@ -91,6 +92,7 @@ class LLM:
         gemm: Gemm = "exact",
         progress: Progress | None = None,
     ) -> None:
+        _whole_numbers(engram_rows=engram_rows, seed=seed, keep_tokens=keep_tokens)
         options = EngineOptions(
             max_num_seqs=max_num_seqs,
             chunk_tokens=chunk_tokens,
@@ -158,7 +160,7 @@ class LLM:
         """
         requests = _requests(prompts, params)
         last: dict[str, RequestOutput] = {}
-        for output in self.stream(requests, in_flight=len(requests)):
+        for output in self.stream(requests, in_flight=len(requests) or None):
             last[output.request_id] = output
         return [last[request.request_id] for request in requests]
 
@@ -182,16 +184,19 @@ class LLM:
             watch: told of arrivals and outputs.
 
         Raises:
-            TypeError, ValueError: with `refuse`, a request cannot be taken; those before it are cancelled.
+            TypeError, ValueError: what is among the requests is none, or with `refuse`, one cannot be taken; those
+                before it are cancelled.
             RuntimeError: another stream of this object is being read.
         """
         if self._streaming:
             raise RuntimeError("another stream of this LLM is being read: finish or close it first")
+        if in_flight is not None and (not _is_id(in_flight) or in_flight < 1):
+            raise ValueError(f"in_flight must be a whole number of at least 1, or None, not {shown(in_flight)}")
+        left = _checked(requests)
         self._streaming = True
         under_way: set[str] = set()
         try:
-            left, more = iter(requests), True
-            limit = in_flight or 4 * self.engine.limits.sequences
+            more, limit = True, in_flight or 4 * self.engine.limits.sequences
             while True:
                 while more and len(under_way) < limit:
                     request = next(left, None)
@@ -213,19 +218,22 @@ class LLM:
         finally:
             self._streaming = False
             for name in under_way:
-                self.engine.cancel(name)
+                self.engine.drop(name)
 
     def _add(self, request: Request, refuse: bool, watch: Stopwatch | None) -> RequestOutput | None:
         """Hand a request to the engine. Returns what to tell of it where it is not taken, else None."""
         try:
             with self._settings():
                 self.engine.add(request)
-        except (TypeError, ValueError, DeepInferError) as problem:
+        except Exception as problem:  # whatever it is, the others go on
             if refuse:
                 raise
-            ids = [] if isinstance(request.prompt, str) else list(request.prompt)
+            told = str(problem)
+            if not isinstance(problem, (TypeError, ValueError, DeepInferError)):
+                told = f"it was stopped by {type(problem).__name__}: {told}"
             text = request.prompt if isinstance(request.prompt, str) else None
-            failed = Completion(0, finish_reason="error", error=str(problem))
+            ids = list(cast("Sequence[int]", request.prompt)) if text is None and _is_ids(request.prompt) else []
+            failed = Completion(0, finish_reason="error", error=told)
             output = RequestOutput(request.request_id, text, ids, [failed])
             if watch is not None:
                 watch.seen([output])
@@ -251,25 +259,46 @@ class LLM:
                 torch.set_num_threads(threads)
 
 
+def _whole_numbers(**arguments: int | None) -> None:
+    for name, value in arguments.items():
+        if value is not None and not _is_id(value):
+            raise ValueError(f"{name} must be a whole number, not {kind_of(value)}")
+
+
+def _checked(requests: Iterable[Request]) -> Iterator[Request]:
+    """The same requests, of which what is none is a TypeError when its turn comes."""
+    if not isinstance(requests, Iterable):
+        raise TypeError(f"requests must be a list of Request, or another iterable of them, not {kind_of(requests)}")
+    for index, request in enumerate(requests):
+        if not isinstance(request, Request):
+            raise TypeError(
+                f"requests[{index}] must be a Request, not {kind_of(request)}: "
+                "`generate` takes prompts, and Request(prompt, params) makes one of a prompt"
+            )
+        yield request
+
+
 def _requests(
     prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
 ) -> list[Request]:
     """Prompts and parameters, paired. TypeError, ValueError: they are no prompts, or not as many."""
     if not isinstance(prompts, Sequence) or isinstance(prompts, bytes | bytearray):
-        raise TypeError(f"prompts must be a text, a list of token ids, or a list of them, not {_kind(prompts)}")
+        raise TypeError(f"prompts must be a text, a list of token ids, or a list of them, not {kind_of(prompts)}")
     single = isinstance(prompts, str) or (len(prompts) > 0 and all(map(_is_id, prompts)))
     listed = cast("Sequence[Prompt]", [prompts] if single else prompts)
     for index, prompt in enumerate(listed):
         if not isinstance(prompt, str) and not _is_ids(prompt):
             images = ": images are not supported yet" if isinstance(prompt, Mapping) else ""
-            raise TypeError(f"prompts[{index}] must be a text or a list of token ids, not {_kind(prompt)}{images}")
+            raise TypeError(f"prompts[{index}] must be a text or a list of token ids, not {kind_of(prompt)}{images}")
     if params is None or isinstance(params, SamplingParams):
         params = [params or SamplingParams()] * len(listed)
+    if not isinstance(params, Sequence) or isinstance(params, str | bytes | bytearray):
+        raise TypeError(f"params must be SamplingParams, or a list of them, one for each prompt, not {kind_of(params)}")
     if len(params) != len(listed):
         raise ValueError(f"params must be one for all, or one for each of the {len(listed)} prompts: {len(params)}")
     for index, one in enumerate(params):
         if not isinstance(one, SamplingParams):
-            raise TypeError(f"params[{index}] must be SamplingParams, not {_kind(one)}")
+            raise TypeError(f"params[{index}] must be SamplingParams, not {kind_of(one)}")
     # Without a seed every prompt has a random one of its own, or the same prompts would get the same texts.
     each = [one if one.seed is not None else dataclasses.replace(one) for one in params]
     return [Request(prompt, one) for prompt, one in zip(listed, each, strict=True)]
@@ -282,7 +311,3 @@ def _is_ids(value: object) -> bool:
 
 def _is_id(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _kind(value: object) -> str:
-    return f"{type(value).__name__} {value!r}"[:80]

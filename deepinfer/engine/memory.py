@@ -16,6 +16,7 @@ from deepinfer.errors import DeepInferError, UsageError
 from deepinfer.model.batch import RowSpec
 from deepinfer.model.model import Model
 from deepinfer.ops import dispatch
+from deepinfer.sampling.params import shown
 
 if TYPE_CHECKING:
     from deepinfer._python.engine import BlockManager
@@ -45,9 +46,12 @@ class EngineOptions:
         for name, least in (("max_num_seqs", 1), ("chunk_tokens", 1), ("max_model_len", 2), ("blocks", 2)):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
-                raise ValueError(f"{name} must be a whole number of at least {least}, not {value!r}")
-        if not 0 < self.memory_fraction <= 1:
-            raise ValueError(f"memory_fraction must be above 0 and at most 1, not {self.memory_fraction!r}")
+                raise ValueError(f"{name} must be a whole number of at least {least}, not {shown(value)}")
+        fraction = self.memory_fraction
+        if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 < fraction <= 1:
+            raise ValueError(f"memory_fraction must be a number above 0 and at most 1, not {shown(fraction)}")
+        if not isinstance(self.prefix_caching, bool):
+            raise ValueError(f"prefix_caching must be true or false, not {shown(self.prefix_caching)}")
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 
@@ -26,12 +26,12 @@ def device_of(asked: str | torch.device | None) -> torch.device:
         asked = "cuda" if machine.kind == "cuda" and torch.version.cuda is not None else "cpu"
     try:
         device = torch.device(asked)
-    except RuntimeError:
+    except (RuntimeError, TypeError):
         device = torch.device("meta")
-    if device.type not in ("cpu", "cuda"):
+    if device.type not in ("cpu", "cuda") or (device.type == "cpu" and device.index):
         raise ValueError(f"device must be cuda, cuda:N or cpu, not {asked!r}")
     if device.type == "cpu":
-        return device
+        return torch.device("cpu")
     index = device.index or 0
     if index >= len(machine.gpus):
         raise DeepInferError(
@@ -59,7 +59,7 @@ def tables_on(asked: str | None, device: torch.device) -> torch.device:
         return device
     if asked == "cpu":
         return torch.device("cpu")
-    if asked == "cuda" or asked.startswith("cuda:"):
+    if isinstance(asked, str) and (asked == "cuda" or asked.startswith("cuda:")):
         raise ValueError(
             f"engram_device {asked}: the model is on {device}, and its n-gram tables stay there or go to cpu"
         )
@@ -67,7 +67,14 @@ def tables_on(asked: str | None, device: torch.device) -> torch.device:
 
 
 def kernels_of(asked: Backend | None, device: torch.device) -> dispatch.Settings:
-    """Where kernels come from: as asked, else as the environment says, else what the device is fast with."""
+    """Where kernels come from: as asked, else as the environment says, else what the device is fast with.
+
+    Raises:
+        ValueError: they are to come from elsewhere.
+        DeepInferError: the device or the environment does not allow it.
+    """
+    if asked not in (None, *get_args(Backend)):
+        raise ValueError(f"backend must be {' or '.join(get_args(Backend))}, not {asked!r}")
     backend = asked
     if backend is None and not envs.OPS_BACKEND.is_set:
         backend = "triton" if device.type == "cuda" else "reference"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from deepinfer.engine.outputs import Completion, TokenLogprobs
-from deepinfer.sampling.params import SamplingParams
+from deepinfer.sampling.params import SamplingParams, check_encodable, kind_of
 
 if TYPE_CHECKING:
     from deepinfer.engine.detokenize import Detokenizer
@@ -24,6 +24,9 @@ class Request:
 
     request_id: names the request in outputs and to `Engine.cancel`; one is made up where it is ''.
     salt: requests share cached prefixes only with those of the same salt.
+
+    Raises:
+        TypeError, ValueError: params, request_id or salt is not as said. The prompt is judged with a model.
     """
 
     prompt: str | Tokens[int]
@@ -32,6 +35,12 @@ class Request:
     salt: str = ""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.params, SamplingParams):
+            raise TypeError(f"a request's params must be SamplingParams, not {kind_of(self.params)}")
+        for name in ("request_id", "salt"):
+            if not isinstance(value := getattr(self, name), str):
+                raise TypeError(f"a request's {name} must be a text, not {kind_of(value)}")
+            check_encodable(value, f"a request's {name}")
         if not self.request_id:
             object.__setattr__(self, "request_id", f"request-{next(_numbers)}")
 

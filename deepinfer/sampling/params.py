@@ -156,6 +156,8 @@ def _texts(value: object) -> tuple[str, ...]:
         raise TypeError(f"stop must be a text or a list of texts, not {kind_of(value)}")
     if "" in found:
         raise ValueError("stop must not hold an empty text: it would end every output at once")
+    for one in found:
+        check_encodable(one, "stop")
     return tuple(found)
 
 
@@ -165,6 +167,18 @@ def _ids(value: object) -> tuple[int, ...]:
     for one in value:
         _whole("a token id of stop_token_ids", one, 0, 2**31 - 1)
     return tuple(value)
+
+
+def check_encodable(text: str, name: str) -> None:
+    """ValueError: the text called `name` has no bytes, since half of a character stands alone in it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as problem:
+        code = ord(text[problem.start])
+        raise ValueError(
+            f"{name} is no text: its character {problem.start + 1} is the lone surrogate U+{code:04X}, "
+            "as bytes of another encoding become where they are read wrongly"
+        ) from problem
 
 
 def kind_of(value: object) -> str:

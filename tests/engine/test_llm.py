@@ -56,6 +56,10 @@ def test_without_a_seed_each_prompt_has_its_own_and_with_one_they_share_it() -> 
         ([[True]], None, r"prompts\[0\] must be"),
         (["x", "y"], [SamplingParams()], "each of the 2 prompts: 1"),
         (["x"], ["y"], r"params\[0\] must be SamplingParams"),
+        ("x", 5, "params must be SamplingParams, or a list of them, .* not int 5"),
+        ("x", {"temperature": 0}, "params must be SamplingParams, or a list of them, .* not dict"),
+        ("x", iter([SamplingParams()]), "params must be SamplingParams, or a list of them"),
+        ("a\ud800", None, r"the prompt is no text: its character 2 is the lone surrogate U\+D800"),
         ("", None, "empty"),
         (["x", []], None, "empty"),
         ([[0, VOCABULARY]], None, str(VOCABULARY)),
@@ -87,6 +91,70 @@ def test_leaving_a_stream_cancels_what_is_not_done(tiny_llm: LLM) -> None:
     tiny_llm.engine.step()
     assert not tiny_llm.engine.has_work
     assert len(tiny_llm.generate("fox", GREEDY)[0].outputs[0].token_ids) == 6
+
+
+def test_a_stream_that_was_left_or_refused_leaves_its_ids_free(tiny_llm: LLM) -> None:
+    asked = [Request("fox", GREEDY, "a"), Request("dog", GREEDY, "b")]
+    for _ in tiny_llm.stream(asked):
+        break
+    with pytest.raises(ValueError, match="request_id 'a' is that of a request that is not done"):
+        list(tiny_llm.stream([*asked, asked[0]]))
+    assert sum(one.finished for one in tiny_llm.stream(asked)) == 2
+    assert not tiny_llm.engine.has_work and tiny_llm.engine.held == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("asked", "options", "said"),
+    [
+        (["fox"], {}, r"requests\[0\] must be a Request, not str 'fox'"),
+        ([Request("fox", GREEDY), None], {}, r"requests\[1\] must be a Request, not NoneType"),
+        ([None], {"refuse": False}, r"requests\[0\] must be a Request, not NoneType"),
+        (Request("fox", GREEDY), {}, "requests must be a list of Request"),
+        (
+            [Request("fox", GREEDY)],
+            {"in_flight": -1},
+            "in_flight must be a whole number of at least 1, or None, not -1",
+        ),
+        ([Request("fox", GREEDY)], {"in_flight": 1.5}, "in_flight must be a whole number"),
+    ],
+)
+def test_a_stream_of_what_are_no_requests(tiny_llm: LLM, asked: Any, options: Any, said: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=said):
+        list(tiny_llm.stream(asked, **options))
+    assert not tiny_llm.engine.has_work
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"params": {"temperature": 0}}, "params must be SamplingParams, not dict"),
+        ({"salt": None}, "salt must be a text, not NoneType"),
+        ({"salt": "\ud800"}, r"salt is no text: its character 1 is the lone surrogate U\+D800"),
+        ({"request_id": 5}, "request_id must be a text, not int 5"),
+    ],
+)
+def test_a_request_that_is_none(fields: Any, said: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=said):
+        Request("fox", **fields)
+
+
+@pytest.mark.parametrize("prompt", [5, None, {"a": 1}, [1.5], "\ud800"])
+def test_what_is_no_prompt_fails_alone(tiny_llm: LLM, prompt: Any) -> None:
+    asked = [Request(prompt, GREEDY, "bad"), Request("fox", GREEDY, "good")]
+    done = {one.request_id: one.outputs[0] for one in tiny_llm.stream(asked, refuse=False) if one.finished}
+    assert "the prompt" in done["bad"].error and done["good"].finish_reason == "length"
+
+
+def test_a_fault_in_taking_one_request_leaves_the_others(tiny_llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    encode = tiny_llm.tokenizer.encode
+
+    def broken(text: str) -> list[int]:
+        return encode(text) if text == "fox" else [][0]
+
+    monkeypatch.setattr(tiny_llm.tokenizer, "encode", broken)
+    asked = [Request("dog", GREEDY, "bad"), Request("fox", GREEDY, "good")]
+    done = {one.request_id: one.outputs[0] for one in tiny_llm.stream(asked, refuse=False) if one.finished}
+    assert done["bad"].error.startswith("it was stopped by IndexError") and done["good"].finish_reason == "length"
 
 
 def test_one_stream_at_a_time(tiny_llm: LLM) -> None:
@@ -127,6 +195,12 @@ def test_models_and_devices_that_are_not_there(tiny_folder: Path, tmp_path: Path
         LLM(tiny_folder, device="cuda:99")
     with pytest.raises(ValueError, match="max_num_seqs must be"):
         LLM(tiny_folder, max_num_seqs=0)
+    for wrong in (
+        {"memory_fraction": "0.5"}, {"prefix_caching": "no"}, {"seed": "x"}, {"engram_rows": 1.5}, {"keep_tokens": "x"},
+        {"device": []}, {"device": "cpu:3"}, {"backend": "x"}, {"engram_device": 5},
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=f"{next(iter(wrong))} must be"):
+            LLM(tiny_folder, **wrong)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="load_format must be"):
         LLM(tiny_folder, device="cpu", load_format="fast")  # type: ignore[arg-type]
     with pytest.raises(DeepInferError, match="triton backend needs a GPU") as told:
