@@ -86,7 +86,7 @@ def open_results(
     model: what results of now are made with, as their "model" says (see `fingerprint`). Older results do not say it:
     they are kept, and that is told on stderr.
     retry_failed: take results that are errors out of the file first, those of other requests too: they answer none.
-    It is replaced as a whole.
+    It is replaced as a whole, where it lies: a symbolic link to it stays.
 
     Raises:
         InputError: the file is no file of results, or one of other requests or of another model: the line is named.
@@ -94,12 +94,12 @@ def open_results(
         UsageError: its name leads nowhere, or to what is no file.
         DeepInferError: this machine does not let it be opened, or another process writes it.
     """
-    descriptor = _open(path, path)
+    descriptor = _open(path)
     try:
         answers, rest = _examine(path, {one.id: one for one in requests}, model, retry_failed)
         if retry_failed and any(one.failed for one in answers):
             answers = [one for one in answers if not one.failed]
-            replaced = _replace(path, b"".join(one.data for one in answers))
+            replaced = _replace(Path(os.path.realpath(path)), path, b"".join(one.data for one in answers))
             os.close(descriptor)
             descriptor = replaced
         elif rest:
@@ -115,34 +115,47 @@ def open_results(
         os.close(descriptor)
 
 
-def _open(path: Path, named: Path) -> int:
-    """A file to append to, locked. named: how errors call it."""
+def _open(path: Path) -> int:
+    """A file to append to, locked."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
     except OSError as problem:
-        raise unwritable(f"{named} cannot be opened for writing", problem) from problem
+        raise unwritable(f"{path} cannot be opened for writing", problem) from problem
     try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise UsageError(f"{named} is no regular file", next_step='name a file, or "-" for stdout')
-        _lock(named, descriptor)
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise UsageError(f"{path} is no regular file", next_step='name a file, or "-" for stdout')
+        _lock(path, descriptor)
+        if not path.exists() or not os.path.samestat(found, path.stat()):
+            raise _busy(path)  # who had it has put another in its place, and has locked that one
     except BaseException:
         os.close(descriptor)
         raise
     return descriptor
 
 
-def _replace(path: Path, data: bytes) -> int:
-    """Put a file with `data` in the place of another, and open it, locked all the while."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = _open(aside, path)
+def _replace(path: Path, named: Path, data: bytes) -> int:
+    """Put a file with `data` in the place of another, which is locked, and open it, locked all the while.
+
+    path: where it lies. named: how errors call it.
+    """
+    aside = path.with_name(f".{path.name}.new")
     try:
+        aside.unlink(missing_ok=True)  # what a kill has left: who holds the other file's lock is alone here
+        descriptor = os.open(aside, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    except OSError as problem:
+        raise unwritable(f"{named} cannot be replaced", problem) from problem
+    try:
+        _lock(named, descriptor)
         _write(descriptor, data)
         os.fchmod(descriptor, path.stat().st_mode & 0o777)
         aside.rename(path)
-    except OSError as problem:
+    except BaseException as problem:
         os.close(descriptor)
         aside.unlink(missing_ok=True)
-        raise _unwritten(path, problem) from problem
+        if isinstance(problem, OSError):
+            raise _unwritten(named, problem) from problem
+        raise
     return descriptor
 
 
@@ -160,15 +173,19 @@ def _unwritten(path: Path, problem: OSError) -> DeepInferError:
     )
 
 
+def _busy(path: Path) -> DeepInferError:
+    return DeepInferError(
+        f"{path} is being written by another process",
+        cause="`deepinfer generate` runs twice with one output",
+        next_step="wait for the other, or name another --output",
+    )
+
+
 def _lock(path: Path, descriptor: int) -> None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as problem:
-        raise DeepInferError(
-            f"{path} is being written by another process",
-            cause="`deepinfer generate` runs twice with one output",
-            next_step="wait for the other, or name another --output",
-        ) from problem
+        raise _busy(path) from problem
     except OSError as problem:
         raise DeepInferError(
             f"{path} cannot be locked: {problem.strerror}",

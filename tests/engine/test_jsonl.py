@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import resource
 import subprocess
@@ -228,6 +229,35 @@ def test_what_failed_and_was_corrected_since_is_made_anew(tmp_path: Path) -> Non
     ):
         pass
     assert "--retry-failed" not in refused.value.next_step
+
+
+def test_a_link_to_the_results_stays_and_what_a_kill_left_beside_them_does_not_count(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    target, link = tmp_path / "elsewhere" / "real.jsonl", tmp_path / "out.jsonl"
+    link.symlink_to(target)
+    with open_results(link, REQUESTS, model=MODEL) as results:
+        results.write(result(REQUESTS[0], outputs=FAILED))
+        results.write(result(REQUESTS[1]))
+    (target.parent / ".real.jsonl.new").write_bytes(target.read_bytes())
+    with open_results(link, REQUESTS, model=MODEL, retry_failed=True) as results:
+        results.write(result(REQUESTS[0]))
+    assert link.is_symlink() and [json.loads(line)["id"] for line in target.read_bytes().splitlines()] == ["b", "a"]
+    assert [one.name for one in target.parent.iterdir()] == ["real.jsonl"]
+
+
+def test_a_writer_whose_file_was_replaced_before_it_had_the_lock_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "out.jsonl"
+    write(path, REQUESTS[:1])
+
+    def replaced(descriptor: int, how: int) -> None:
+        (tmp_path / "new").write_bytes(b"")
+        (tmp_path / "new").rename(path)
+
+    monkeypatch.setattr(fcntl, "flock", replaced)
+    with pytest.raises(DeepInferError, match="written by another process"):
+        write(path, [])
 
 
 def test_a_second_writer_is_refused(tmp_path: Path) -> None:
