@@ -60,6 +60,7 @@ def test_without_a_seed_each_prompt_has_its_own_and_with_one_they_share_it() -> 
         ("x", {"temperature": 0}, "params must be SamplingParams, or a list of them, .* not dict"),
         ("x", iter([SamplingParams()]), "params must be SamplingParams, or a list of them"),
         ("a\ud800", None, r"the prompt is no text: its character 2 is the lone surrogate U\+D800"),
+        ("x", SamplingParams(stop_token_ids=[VOCABULARY]), f"stop_token_ids holds {VOCABULARY}"),
         ("", None, "empty"),
         (["x", []], None, "empty"),
         ([[0, VOCABULARY]], None, str(VOCABULARY)),
