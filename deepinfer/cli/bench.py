@@ -8,7 +8,7 @@ import random
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from deepinfer.cli.model_options import add_model_arguments, open_llm
+from deepinfer.cli.model_options import add_model_arguments, by_flags, open_llm
 from deepinfer.cli.progress import Progress
 from deepinfer.engine.sequence import Request
 from deepinfer.engine.timing import Stopwatch, Summary
@@ -127,10 +127,12 @@ def _requests(args: argparse.Namespace, llm: LLM) -> Iterator[Request]:
 
 def _check_lengths(args: argparse.Namespace, llm: LLM) -> None:
     if args.input_len + args.output_len > llm.max_model_len:
+        cause, more = llm.engine.limits.of_length()
         raise UsageError(
             f"--input-len {args.input_len} and --output-len {args.output_len} together pass the model's "
             f"{llm.max_model_len} tokens",
-            next_step="shorten one of them, or raise --max-model-len",
+            cause=by_flags(cause),
+            next_step="shorten one of them" + (f", or {by_flags(more)}" if more else ""),
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +13,11 @@ from deepinfer.errors import DeepInferError, UsageError
 
 if TYPE_CHECKING:
     from deepinfer.engine.llm import LLM
+
+
+_PARAMETER = re.compile(
+    r"(?<![\w-])(load_format|engram_rows|engram_device|max_model_len|max_num_seqs|chunk_tokens|memory_fraction)(?!\w)"
+)
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
@@ -78,13 +84,26 @@ def open_llm(args: argparse.Namespace) -> LLM:
                 gemm=args.gemm,
                 progress=bar.reach,
             )
-        except DeepInferError:  # some are ValueErrors too
+        except DeepInferError as problem:  # some are ValueErrors too
+            name_flags(problem)
             raise
         except ValueError as problem:
-            raise UsageError(f"the options cannot be taken: {problem}", next_step="correct this option") from problem
+            what = f"the options cannot be taken: {by_flags(str(problem))}"
+            raise UsageError(what, next_step="correct this option") from problem
     if llm.gemm_notice:  # with --quiet too: it changes what is computed
         print(f"--gemm {llm.gemm}: {llm.gemm_notice}", file=sys.stderr, flush=True)
     return llm
+
+
+def name_flags(problem: DeepInferError) -> None:
+    """Let an error of the engine call its parameters as the command line does."""
+    problem.what, problem.cause = by_flags(problem.what), by_flags(problem.cause)
+    problem.next_step = by_flags(problem.next_step)
+
+
+def by_flags(text: str) -> str:
+    """What the engine says of its parameters (max_model_len), as the command line calls them (--max-model-len)."""
+    return _PARAMETER.sub(lambda found: "--" + found[0].replace("_", "-"), text.replace("(blocks)", "(--blocks)"))
 
 
 def tell(args: argparse.Namespace, text: str) -> None:

@@ -95,10 +95,11 @@ class Admission:
         if not tokens:
             raise InputError("the prompt is empty", next_step="give at least one token")
         if len(tokens) >= self.limits.length:
+            cause, more = self.limits.of_length()
             raise InputError(
                 f"the prompt has {len(tokens)} tokens, and prompt and output together may have {self.limits.length}",
-                cause="that is what the model, max_model_len or the cache's blocks allow",
-                next_step="shorten the prompt, or allow more",
+                cause=cause,
+                next_step="shorten the prompt" + (f", or {more}" if more else ""),
             )
         for position, token in enumerate(tokens):
             if config.vision is not None and token == config.image_token_id:

@@ -95,13 +95,15 @@ def allocate(model: Model, options: EngineOptions) -> Memory:
             "step may take back",
             next_step="keep more tokens",
         )
+    held = (blocks - 1) * BLOCK_TOKENS
     limits = Limits(
         sequences=sequences,
         chunk_tokens=chunk,
-        length=min(length, (blocks - 1) * BLOCK_TOKENS),
+        length=min(length, held),
         truncation=model.truncation,
         keep_tokens=model.keep_tokens if model.truncation != "off" else 0,
         prefix_caching=options.prefix_caching,
+        why="blocks" if held < length else "max_model_len" if length < model.max_positions else "model",
     )
     managers = native.engine.BlockManager(blocks), native.engine.BlockManager(slots)
     return Memory(caches, *managers, limits, _context(model, caches))

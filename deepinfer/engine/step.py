@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
+from deepinfer.cache.layout import BLOCK_TOKENS
 from deepinfer.cache.prefix import Truncation
 from deepinfer.engine.sequence import Sequence
 
@@ -11,6 +13,7 @@ from deepinfer.engine.sequence import Sequence
 @dataclass(frozen=True)
 class Limits:
     """sequences: that run at once. chunk_tokens: rows of prompts a step. length: tokens of a sequence at most.
+    why: what allows no more, "model", "max_model_len" or "blocks".
 
     truncation, keep_tokens: what a prefill keeps of the windows (model_spec 3.8). prefix_caching: whether states are
     kept and found.
@@ -22,6 +25,16 @@ class Limits:
     truncation: Truncation = "off"
     keep_tokens: int = 0
     prefix_caching: bool = True
+    why: Literal["model", "max_model_len", "blocks"] = "model"
+
+    def of_length(self) -> tuple[str, str]:
+        """Why a sequence may be no longer, and what would let it; '' for what nothing but a shorter one would."""
+        if self.why == "max_model_len":
+            return f"max_model_len is {self.length}", "open the model with a larger max_model_len"
+        if self.why == "blocks":
+            held = f"the cache has no more than {self.length // BLOCK_TOKENS} blocks of {BLOCK_TOKENS} tokens"
+            return held, "open the model with more cache blocks (blocks), or with more memory for them"
+        return f"the model was made for {self.length} tokens", ""
 
 
 @dataclass(frozen=True)

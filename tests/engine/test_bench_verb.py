@@ -40,4 +40,9 @@ def test_throughput_prints_the_block(tiny_folder: Path, capsys: pytest.CaptureFi
 def test_lengths_that_the_model_does_not_have(tiny_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = [*CPU, "--input-len", "4000", "--output-len", "97", "--quiet"]
     assert cli.main(["bench", "latency", "--model", str(tiny_folder), *options]) == 1
-    assert "together pass the model's 4096 tokens" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "together pass the model's 4096 tokens" in told and "next step: shorten one of them\n" in told
+    assert cli.main(["bench", "latency", "--model", str(tiny_folder), *options, "--max-model-len", "1000"]) == 1
+    assert (
+        "next step: shorten one of them, or open the model with a larger --max-model-len\n" in capsys.readouterr().err
+    )

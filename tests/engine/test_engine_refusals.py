@@ -55,6 +55,22 @@ def test_a_prompt_that_cannot_be_taken_is_refused_by_name(given: str | list[int]
     assert not running.has_work
 
 
+@pytest.mark.parametrize(
+    ("options", "cause", "more"),
+    [
+        ({}, "the model was made for 4096 tokens", ""),
+        ({"max_model_len": 500}, "max_model_len is 500", ", or open the model with a larger max_model_len"),
+        ({"blocks": 3}, "no more than 2 blocks of 128 tokens", ", or open the model with more cache blocks (blocks)"),
+    ],
+)
+def test_a_prompt_that_is_too_long_is_told_what_would_let_it(options: dict[str, int], cause: str, more: str) -> None:
+    running = engine(**{"blocks": 40, **options})
+    with pytest.raises(InputError) as caught:
+        running.add(Request([5] * 5000))
+    assert cause in caught.value.cause and caught.value.next_step.startswith(f"shorten the prompt{more}")
+    assert more or caught.value.next_step == "shorten the prompt", "what cannot be had is not offered"
+
+
 def test_a_prompt_that_asks_for_an_image_is_refused() -> None:
     own = loaded()
     seeing = dataclasses.replace(own.config, vision=Vision(1024, 3, 14, 1024, 295936, None))
