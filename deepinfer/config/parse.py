@@ -133,9 +133,17 @@ def read_config(folder: Path) -> ModelConfig:
 
 
 def parse_config(values: object, name: str = "config.json") -> ModelConfig:
-    """The configuration that JSON values state. Raises ConfigError that lists every problem; name: whose they are."""
+    """The configuration that JSON values state; name: whose they are.
+
+    Raises:
+        ConfigError: it lists every problem, or of another model's configuration that it is one.
+    """
     problems: list[str] = []
-    config = _parse(values, problems)
+    if isinstance(values, Mapping) and values.get("model_type") not in (None, _FIXED["model_type"]):
+        # Another model: what else it has not is no mistake of it.
+        _Reader(values, "", problems).fixed({name: _FIXED[name] for name in ("model_type", "architectures")})
+    else:
+        config = _parse(values, problems)
     if not problems:
         problems = problems_of(config)
     if problems:

@@ -59,6 +59,18 @@ def test_what_may_be_absent() -> None:
     assert config.candidate_source(39) is None
 
 
+def test_of_another_model_it_is_said_that_it_is_one_and_no_more() -> None:
+    llama = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 4096, "dtype": "float16"}
+    with pytest.raises(ConfigError) as refused:
+        parse_config(llama)
+    assert str(refused.value).splitlines() == [
+        "config.json does not describe a model that this engine can run:",
+        '  - model_type must be "deepseek_v41", and is "llama"',
+        '  - architectures must be ["DeepseekV41ForCausalLM"], and is ["LlamaForCausalLM"]',
+        "  next step: compare it with the config.json of DeepSeek-V4.1-Flash",
+    ]
+
+
 @pytest.mark.parametrize(
     ("change", "text"),
     [
