@@ -19,10 +19,11 @@ BLOCK = 4096
 
 
 @triton.jit
-def _cast(x, e4m3, e2m1, bf16, BLOCK: tl.constexpr):
+def _cast(x, e4m3, near, e2m1, bf16, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     value = tl.load(x + at)
     tl.store(e4m3 + at, q.encode_e4m3(value))
+    tl.store(near + at, q.nearest_e4m3(value))
     tl.store(e2m1 + at, q.encode_e2m1(value))
     tl.store(bf16 + at, q.narrow(value))
 
@@ -66,12 +67,13 @@ def casts() -> bool:
     """Narrow casts of every class of float32."""
     x = every_float_class()
     e4m3, e2m1 = torch.empty(len(x), dtype=torch.uint8), torch.empty(len(x), dtype=torch.int32)
-    bf16 = torch.empty(len(x), dtype=torch.bfloat16)
-    launch(_cast, (len(x) // BLOCK,), x, e4m3, e2m1, bf16, BLOCK=BLOCK)
+    near, bf16 = torch.empty_like(x), torch.empty(len(x), dtype=torch.bfloat16)
+    launch(_cast, (len(x) // BLOCK,), x, e4m3, near, e2m1, bf16, BLOCK=BLOCK)
     packed = reference.encode_e2m1(x).view(torch.uint8).int()
     codes = torch.stack((packed & 15, packed >> 4), -1).flatten()
     return all((
         _same("e4m3", e4m3, reference.encode_e4m3(x).view(torch.uint8)),
+        _same("nearest e4m3", near, reference.encode_e4m3(x).float()),
         _same("e2m1", e2m1, codes),
         _same("bfloat16", bf16, x.bfloat16()),
     ))  # fmt: skip

@@ -123,3 +123,17 @@ def test_code_for_another_target_is_a_problem() -> None:
     assert variants._wrong_target("//\n.version 8.7\n.target sm_90a\n") == ""
     assert variants._wrong_target(".target sm_90, debug\n") == "compiled for sm_90, not sm_90a"
     assert variants._wrong_target("") == "compiled for no target, not sm_90a"
+
+
+@pytest.mark.parametrize(
+    ("code", "right"),
+    [
+        ("griddepcontrol.wait;\nld.global.v4.b32 {%r1}, [%rd1];\nst.global.b32 [%rd2], %r1;", True),
+        ("ld.param.b64 %rd1, [p];\ngriddepcontrol.wait;\natom.global.gpu.relaxed.add.u64 %rd3, [%rd1], 1;", True),
+        ("ld.global.b32 %r1, [%rd1];\ngriddepcontrol.wait;", False),
+        ("red.relaxed.gpu.global.add.u32 [%rd1], 1;\ngriddepcontrol.wait;", False),
+        ("st.global.b32 [%rd1], 1;", False),
+    ],
+)
+def test_a_kernel_that_is_started_early_waits_before_it_touches_memory(code: str, right: bool) -> None:
+    assert (variants._early(code) == "") is right
