@@ -39,7 +39,7 @@ def test_the_option_reaches_the_model(tiny_folder: Path, capsys: pytest.CaptureF
     ask = ["ask", "--model", str(tiny_folder), "--device", "cpu", "--max-tokens", "1", "--engram-device"]
     assert cli.main([*ask, "cuda", "fox"]) == 1
     told = capsys.readouterr()
-    assert told.out == "" and "engram_device cuda: the model is on cpu" in told.err and "next step: " in told.err
+    assert told.out == "" and "--engram-device cuda: the model is on cpu" in told.err and "next step: " in told.err
     assert cli.main([*ask, "disk", "fox"]) == 1
     assert "invalid choice: 'disk'" in capsys.readouterr().err
     assert cli.main([*ask, "cpu", "fox"]) == 0
