@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
-from deepinfer import envs, interrupts, packages
+from deepinfer import envs, interrupts, packages, streams
 from deepinfer.errors import DeepInferError, UsageError, VariableError
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
@@ -77,19 +77,19 @@ def exit_code(work: Callable[[], int]) -> int:
 
     A KeyboardInterrupt's own text, "stopped" by default, is told too: what became of the work, whether it can go on.
     """
-    try:
-        with interrupts.work():
-            return _told(work)
-    except KeyboardInterrupt as problem:
-        print(str(problem) or "stopped", file=sys.stderr, flush=True)
-        return interrupts.code()
+    with streams.standard():
+        try:
+            with interrupts.work():
+                return _told(work)
+        except KeyboardInterrupt as problem:
+            print(str(problem) or "stopped", file=sys.stderr, flush=True)
+            return interrupts.code()
 
 
 def _told(work: Callable[[], int]) -> int:
     try:
         code = work()
-        if sys.stdout is not None:
-            sys.stdout.flush()
+        sys.stdout.flush()
         return code
     except BrokenPipeError:  # the reader of our output has gone
         _forget_stdout()

@@ -13,6 +13,7 @@ from deepinfer.cli.records import failures, record
 from deepinfer.cli.sampling_options import add_sampling_arguments, params_of_options, told
 from deepinfer.engine.sequence import Request
 from deepinfer.errors import DeepInferError, RequestFailed
+from deepinfer.streams import need_stdout
 
 if TYPE_CHECKING:
     from deepinfer.engine.llm import LLM
@@ -47,6 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Answer it. 0; RequestFailed where the request ended in an error of its own."""
+    need_stdout()
     params = params_of_options(args)
     prompt = prompt_of(args.prompt, args.file, as_it_is=args.as_it_is)
     write_utf8()

@@ -14,6 +14,7 @@ from deepinfer.engine.sequence import Request
 from deepinfer.engine.timing import Stopwatch, Summary
 from deepinfer.errors import RequestFailed, UsageError
 from deepinfer.sampling import SamplingParams
+from deepinfer.streams import need_stdout
 
 if TYPE_CHECKING:
     from deepinfer.engine.llm import LLM
@@ -59,6 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure, and print the summary. 0; RequestFailed where a request failed."""
+    need_stdout()
     try:
         SamplingParams(temperature=args.temperature, seed=args.seed, max_tokens=args.output_len)
     except (TypeError, ValueError) as problem:

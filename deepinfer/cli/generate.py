@@ -21,6 +21,7 @@ from deepinfer.cli.sampling_options import add_sampling_arguments, given_options
 from deepinfer.engine.sequence import Request
 from deepinfer.engine.timing import Stopwatch, Summary
 from deepinfer.errors import RequestFailed, UsageError
+from deepinfer.streams import need_stdout
 
 HELP = "answer requests of a JSON Lines file; goes on where it was stopped"
 
@@ -68,6 +69,8 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"{args.input} is both input and output", next_step="name another --output")
     if args.input == STDIN and sys.stdin is not None and sys.stdin.isatty():
         raise UsageError("no requests were given", next_step="give --input FILE, or the requests on stdin")
+    if args.output == STDIN or args.json:
+        need_stdout()
     params_of_options(args)  # a bad option is an error of the command line, not of every line
     where = "stdin" if args.input == STDIN else args.input
     requests = parse_requests(read_bytes(args.input), where, given_options(args), as_it_is=args.as_it_is)
