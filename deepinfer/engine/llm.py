@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
@@ -17,6 +16,7 @@ from deepinfer.engine.core import Engine
 from deepinfer.engine.memory import EngineOptions
 from deepinfer.engine.outputs import Completion, RequestOutput
 from deepinfer.engine.placement import Backend, device_of, kernels_of, tables_on
+from deepinfer.engine.prompts import Prompt, checked, is_id, is_ids, is_single, named, paired
 from deepinfer.engine.sequence import Request
 from deepinfer.errors import CheckpointError, DeepInferError
 from deepinfer.model.deep_gemm import Gemm
@@ -29,8 +29,6 @@ from deepinfer.sampling.params import kind_of, shown
 if TYPE_CHECKING:
     from deepinfer.engine.timing import Stopwatch
 
-Prompt = str | Sequence[int]
-"""A text (the token that begins a sentence is put first) or token ids (taken as they are)."""
 _SMALL = 1024
 """Hidden width up to which one thread is faster on a CPU: the others would wait longer than they work, and many times
 longer where something else runs as well.
@@ -92,6 +90,7 @@ class LLM:
         gemm: Gemm = "exact",
         progress: Progress | None = None,
     ) -> None:
+        """Open a checkpoint; `help(LLM)` and docs/engine.md say what the arguments mean."""
         _whole_numbers(engram_rows=engram_rows, seed=seed, keep_tokens=keep_tokens)
         options = EngineOptions(
             max_num_seqs=max_num_seqs,
@@ -156,12 +155,27 @@ class LLM:
             params: for all of them, or a list with one for each; None: the defaults of SamplingParams.
 
         Raises:
-            TypeError, ValueError: a prompt or a parameter cannot be taken; nothing was run then. The message names it.
+            TypeError, ValueError: a prompt or a parameter cannot be taken; nothing was run then. The message names it,
+                one of a list as prompts[i].
         """
-        requests = _requests(prompts, params)
+        requests = paired(prompts, params)
+        taken = -1  # the place of the request that is being taken; none once all are, which is before the first step
+
+        def in_order() -> Iterator[Request]:
+            nonlocal taken
+            for place, request in enumerate(requests):
+                taken = place
+                yield request
+            taken = -1
+
         last: dict[str, RequestOutput] = {}
-        for output in self.stream(requests, in_flight=len(requests) or None):
-            last[output.request_id] = output
+        try:
+            for output in self.stream(in_order(), in_flight=len(requests) + 1):
+                last[output.request_id] = output
+        except (TypeError, ValueError, DeepInferError) as problem:
+            if taken < 0 or is_single(prompts):
+                raise
+            raise named(problem, f"prompts[{taken}]") from problem
         return [last[request.request_id] for request in requests]
 
     def stream(
@@ -190,9 +204,9 @@ class LLM:
         """
         if self._streaming:
             raise RuntimeError("another stream of this LLM is being read: finish or close it first")
-        if in_flight is not None and (not _is_id(in_flight) or in_flight < 1):
+        if in_flight is not None and (not is_id(in_flight) or in_flight < 1):
             raise ValueError(f"in_flight must be a whole number of at least 1, or None, not {shown(in_flight)}")
-        left = _checked(requests)
+        left = checked(requests)
         self._streaming = True
         under_way: set[str] = set()
         try:
@@ -232,7 +246,7 @@ class LLM:
             if not isinstance(problem, (TypeError, ValueError, DeepInferError)):
                 told = f"it was stopped by {type(problem).__name__}: {told}"
             text = request.prompt if isinstance(request.prompt, str) else None
-            ids = list(cast("Sequence[int]", request.prompt)) if text is None and _is_ids(request.prompt) else []
+            ids = list(cast("Sequence[int]", request.prompt)) if text is None and is_ids(request.prompt) else []
             failed = Completion(0, finish_reason="error", error=told)
             output = RequestOutput(request.request_id, text, ids, [failed])
             if watch is not None:
@@ -261,53 +275,5 @@ class LLM:
 
 def _whole_numbers(**arguments: int | None) -> None:
     for name, value in arguments.items():
-        if value is not None and not _is_id(value):
+        if value is not None and not is_id(value):
             raise ValueError(f"{name} must be a whole number, not {kind_of(value)}")
-
-
-def _checked(requests: Iterable[Request]) -> Iterator[Request]:
-    """The same requests, of which what is none is a TypeError when its turn comes."""
-    if not isinstance(requests, Iterable):
-        raise TypeError(f"requests must be a list of Request, or another iterable of them, not {kind_of(requests)}")
-    for index, request in enumerate(requests):
-        if not isinstance(request, Request):
-            raise TypeError(
-                f"requests[{index}] must be a Request, not {kind_of(request)}: "
-                "`generate` takes prompts, and Request(prompt, params) makes one of a prompt"
-            )
-        yield request
-
-
-def _requests(
-    prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
-) -> list[Request]:
-    """Prompts and parameters, paired. TypeError, ValueError: they are no prompts, or not as many."""
-    if not isinstance(prompts, Sequence) or isinstance(prompts, bytes | bytearray):
-        raise TypeError(f"prompts must be a text, a list of token ids, or a list of them, not {kind_of(prompts)}")
-    single = isinstance(prompts, str) or (len(prompts) > 0 and all(map(_is_id, prompts)))
-    listed = cast("Sequence[Prompt]", [prompts] if single else prompts)
-    for index, prompt in enumerate(listed):
-        if not isinstance(prompt, str) and not _is_ids(prompt):
-            images = ": images are not supported yet" if isinstance(prompt, Mapping) else ""
-            raise TypeError(f"prompts[{index}] must be a text or a list of token ids, not {kind_of(prompt)}{images}")
-    if params is None or isinstance(params, SamplingParams):
-        params = [params or SamplingParams()] * len(listed)
-    if not isinstance(params, Sequence) or isinstance(params, str | bytes | bytearray):
-        raise TypeError(f"params must be SamplingParams, or a list of them, one for each prompt, not {kind_of(params)}")
-    if len(params) != len(listed):
-        raise ValueError(f"params must be one for all, or one for each of the {len(listed)} prompts: {len(params)}")
-    for index, one in enumerate(params):
-        if not isinstance(one, SamplingParams):
-            raise TypeError(f"params[{index}] must be SamplingParams, not {kind_of(one)}")
-    # Without a seed every prompt has a random one of its own, or the same prompts would get the same texts.
-    each = [one if one.seed is not None else dataclasses.replace(one) for one in params]
-    return [Request(prompt, one) for prompt, one in zip(listed, each, strict=True)]
-
-
-def _is_ids(value: object) -> bool:
-    listed = isinstance(value, Sequence) and not isinstance(value, bytes | bytearray)  # bytes are numbers, but a text
-    return listed and all(map(_is_id, cast("Sequence[object]", value)))
-
-
-def _is_id(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ import pytest
 import torch
 
 from deepinfer import LLM, DeepInferError, SamplingParams
-from deepinfer.engine.llm import _requests
+from deepinfer.engine.prompts import paired
 from deepinfer.engine.sequence import Request
 from deepinfer.engine.timing import Stopwatch
 from deepinfer.loading.tiny import VOCABULARY
@@ -40,9 +42,9 @@ def test_one_prompt_or_none(tiny_llm: LLM) -> None:
 
 
 def test_without_a_seed_each_prompt_has_its_own_and_with_one_they_share_it() -> None:
-    seeds = [one.params.seed_in_effect for one in _requests(["x", "x", [1]], SamplingParams())]
+    seeds = [one.params.seed_in_effect for one in paired(["x", "x", [1]], SamplingParams())]
     assert len(set(seeds)) == 3
-    assert [one.params.seed_in_effect for one in _requests(["x", "y"], SamplingParams(seed=3))] == [3, 3]
+    assert [one.params.seed_in_effect for one in paired(["x", "y"], SamplingParams(seed=3))] == [3, 3]
 
 
 @pytest.mark.parametrize(
@@ -62,7 +64,12 @@ def test_without_a_seed_each_prompt_has_its_own_and_with_one_they_share_it() -> 
         ("a\ud800", None, r"the prompt is no text: its character 2 is the lone surrogate U\+D800"),
         ("x", SamplingParams(stop_token_ids=[VOCABULARY]), f"stop_token_ids holds {VOCABULARY}"),
         ("", None, "empty"),
-        (["x", []], None, "empty"),
+        (["x", []], None, r"^prompts\[1\]: the prompt is empty"),
+        (["a", "b", ""], None, r"^prompts\[2\]: the prompt is empty"),
+        (["a", [0, VOCABULARY], "b"], None, r"^prompts\[1\]: the prompt's token 1 is"),
+        (["a", [5] * 5000], None, r"^prompts\[1\]: the prompt has 5000 tokens"),
+        (["a", "b\ud800"], None, r"^prompts\[1\]: the prompt is no text"),
+        ([5] * 5000, None, "^the prompt has 5000 tokens"),
         ([[0, VOCABULARY]], None, str(VOCABULARY)),
         ([[-1]], None, "-1"),
         ([[5] * 5000], None, "5000"),
@@ -73,6 +80,24 @@ def test_what_cannot_be_taken_is_named_and_nothing_is_left(tiny_llm: LLM, prompt
         tiny_llm.generate(prompts, params)
     tiny_llm.engine.step()
     assert not tiny_llm.engine.has_work
+
+
+def test_a_fault_of_a_step_is_not_called_one_of_a_prompt(tiny_llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> list[Any]:
+        raise ValueError("the step broke")
+
+    monkeypatch.setattr(tiny_llm.engine, "step", broken)
+    with pytest.raises(ValueError, match=r"^the step broke$"):
+        tiny_llm.generate(["a", "b"])
+
+
+def test_every_argument_is_documented() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "engine.md").read_text(encoding="utf-8")
+    table = page.partition("\n| argument of `LLM` | |\n")[2].partition("\n\n")[0]
+    arguments = list(inspect.signature(LLM).parameters)
+    assert re.findall(r"`(\w+)`", "\n".join(line.split("|")[1] for line in table.splitlines()[1:])) == arguments
+    described = (inspect.getdoc(LLM) or "").partition("Args:")[2].partition("Raises:")[0]
+    assert [name for name in arguments if not re.search(rf"\b{name}\b[^:\n]*:", described)] == []
 
 
 def test_a_stream_grows_and_a_watch_sees_it(tiny_llm: LLM) -> None:
@@ -119,7 +144,7 @@ def test_a_stream_that_was_left_or_refused_leaves_its_ids_free(tiny_llm: LLM) ->
         ([Request("fox", GREEDY)], {"in_flight": 1.5}, "in_flight must be a whole number"),
     ],
 )
-def test_a_stream_of_what_are_no_requests(tiny_llm: LLM, asked: Any, options: Any, said: str) -> None:
+def test_a_stream_of_what_are_nopaired(tiny_llm: LLM, asked: Any, options: Any, said: str) -> None:
     with pytest.raises((TypeError, ValueError), match=said):
         list(tiny_llm.stream(asked, **options))
     assert not tiny_llm.engine.has_work
