@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import random
 from collections.abc import Iterator
@@ -33,6 +34,11 @@ a token and the next. The summary goes to stdout.
 """
 _SPECIAL = 3
 """Token ids below it begin, end and pad a text."""
+_HIGHEST = 2**31 - 1
+AT_ONCE, TOKENS_AT_ONCE = 10_000, 2**26
+"""Requests that may be under way together, and tokens of their prompts: all of them are made before the first runs,
+and so many take seconds.
+"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     throughput = kinds.add_parser("throughput", help="many requests at once", description="Time many requests.")
     throughput.add_argument("--num-prompts", type=_count, default=64, metavar="N", help="requests (default: 64)")
     throughput.add_argument("--max-concurrency", type=_count, metavar="N",
-                            help="requests under way at once (default: all)")  # fmt: skip
+                            help=f"requests under way at once, at most {AT_ONCE} (default: all)")  # fmt: skip
     for kind in (latency, throughput):
         kind.add_argument("--input-len", type=_count, default=128, metavar="N", help="tokens a prompt (default: 128)")
         kind.add_argument("--output-len", type=_count, default=32, metavar="N", help="tokens an output (default: 32)")
@@ -61,6 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measure, and print the summary. 0; RequestFailed where a request failed."""
     need_stdout()
+    _check_sizes(args)
     try:
         SamplingParams(temperature=args.temperature, seed=args.seed, max_tokens=args.output_len)
     except (TypeError, ValueError) as problem:
@@ -99,12 +106,14 @@ def _latency(args: argparse.Namespace, llm: LLM, requests: Iterator[Request], ba
 
 def _throughput(args: argparse.Namespace, llm: LLM, requests: Iterator[Request]) -> Summary:
     with Progress("requests", args.num_prompts, shown=not args.quiet) as bar:
-        for _ in llm.stream([next(requests) for _ in range(args.warmups)], refuse=False):
+        for _ in llm.stream(itertools.islice(requests, args.warmups), refuse=False):
             pass
         watch = Stopwatch()
-        chosen = [next(requests) for _ in range(args.num_prompts)]
+        # They are made beforehand, not while it is measured, but for more than there is room for.
         limit = args.max_concurrency or args.num_prompts
-        for output in llm.stream(chosen, in_flight=limit, refuse=False, watch=watch):
+        ready = list(itertools.islice(requests, min(args.num_prompts, AT_ONCE, TOKENS_AT_ONCE // args.input_len)))
+        rest = itertools.islice(requests, args.num_prompts - len(ready))
+        for output in llm.stream(itertools.chain(ready, rest), in_flight=limit, refuse=False, watch=watch):
             if output.finished:
                 bar.advance()
     return watch.summary()
@@ -125,6 +134,23 @@ def _requests(args: argparse.Namespace, llm: LLM) -> Iterator[Request]:
         )
         yield Request(prompt, params)
         number += 1
+
+
+def _check_sizes(args: argparse.Namespace) -> None:
+    """UsageError: more would be under way at once than is reasonable."""
+    if args.kind == "latency":
+        flag, at_once, step = "--batch-size", args.batch_size, "give a lower one"
+    else:
+        flag, step = "--max-concurrency" if args.max_concurrency else "--num-prompts", "give a lower --max-concurrency"
+        at_once = min(args.num_prompts, args.max_concurrency or args.num_prompts)
+    if at_once > AT_ONCE:
+        raise UsageError(f"{flag} has {at_once} requests under way at once, and {AT_ONCE} are the most", next_step=step)
+    if at_once * args.input_len > TOKENS_AT_ONCE:
+        raise UsageError(
+            f"{flag} has {at_once} prompts of {args.input_len} tokens under way at once, and {TOKENS_AT_ONCE} tokens "
+            "are the most",
+            next_step=f"{step}, or a lower --input-len",
+        )
 
 
 def _check_lengths(args: argparse.Namespace, llm: LLM) -> None:
@@ -186,4 +212,6 @@ def _whole(text: str, lowest: int) -> int:
         value = lowest - 1
     if value < lowest:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {lowest}")
+    if value > _HIGHEST:
+        raise argparse.ArgumentTypeError(f"{text!r} is more than {_HIGHEST}")
     return value

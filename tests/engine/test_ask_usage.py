@@ -18,6 +18,7 @@ from deepinfer.loading.tiny import tiny_config
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 ASK = ["ask", "--model", "nowhere"]
 LATENCY = ["bench", "latency", "--model", "nowhere"]
+THROUGHPUT = ["bench", "throughput", "--model", "nowhere"]
 
 
 @pytest.mark.parametrize(
@@ -43,6 +44,11 @@ LATENCY = ["bench", "latency", "--model", "nowhere"]
         (["bench", "--model", "x"], 1, "latency|throughput"),
         ([*LATENCY, "--batch-size", "0"], 1, "'0' is not a whole number of at least 1"),
         ([*LATENCY, "--temperature", "-1"], 1, "temperature must be at least 0"),
+        ([*LATENCY, "--batch-size", "100000000"], 1, "--batch-size has 100000000 requests under way at once"),
+        ([*LATENCY, "--batch-size", "10000", "--input-len", "6711"], 1, "10000 prompts of 6711 tokens under way"),
+        ([*LATENCY, "--warmups", str(2**31)], 1, "is more than 2147483647"),
+        ([*THROUGHPUT, "--num-prompts", "1000000000"], 1, "--num-prompts has 1000000000 requests under way at once"),
+        ([*THROUGHPUT, "--num-prompts", "1000000000", "--max-concurrency", "10001"], 1, "--max-concurrency has 10001"),
         (["generate", "--model", "nowhere", "--json"], 1, "--json needs --output FILE"),
         (["generate", "--model", "nowhere", "--n", "0"], 1, "n must be between 1"),
         (["generate", "--model", "nowhere", "--input", "absent.jsonl"], 2, "absent.jsonl cannot be read"),

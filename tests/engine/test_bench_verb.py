@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
+import itertools
 import json
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from deepinfer import cli
+from deepinfer import LLM, RequestOutput, cli
+from deepinfer.cli import bench
+from deepinfer.engine.sequence import Request
 
 CPU = ("--device", "cpu", "--backend", "reference")
 SIZES = (*CPU, "--input-len", "20", "--output-len", "3")
@@ -35,6 +41,28 @@ def test_throughput_prints_the_block(tiny_folder: Path, capsys: pytest.CaptureFi
     assert (rows["requests"], rows["prompt tokens"], rows["output tokens"]) == (["4"], ["80"], ["12"])
     assert all(len(rows[name]) == 3 for name in ("TTFT (ms)", "TPOT (ms, after the first)", "ITL (ms)"))
     assert "requests" in seen.err, "progress goes to stderr"
+
+
+def test_of_a_thousand_million_requests_few_are_made_beforehand(
+    tiny_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Request] = []
+    stream, source = LLM.stream, bench._requests
+
+    def counted(args: argparse.Namespace, llm: LLM) -> Iterator[Request]:
+        for request in source(args, llm):
+            made.append(request)
+            yield request
+
+    def stopped(self: LLM, requests: Iterable[Request], **options: Any) -> Iterator[RequestOutput]:
+        return itertools.islice(stream(self, requests, **options), 8)
+
+    monkeypatch.setattr(bench, "_requests", counted)
+    monkeypatch.setattr(LLM, "stream", stopped)
+    monkeypatch.setattr(bench, "AT_ONCE", 3)
+    options = [*SIZES, "--num-prompts", "1000000000", "--max-concurrency", "2", "--warmups", "0", "--quiet", "--json"]
+    assert cli.main(["bench", "throughput", "--model", str(tiny_folder), *options]) == 0
+    assert 3 < len(made) <= 8, "three beforehand, the others in their turn"
 
 
 def test_lengths_that_the_model_does_not_have(tiny_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
