@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
 import errno
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
 from deepinfer import envs, interrupts, packages, streams
@@ -79,11 +81,28 @@ def exit_code(work: Callable[[], int]) -> int:
     """
     with streams.standard():
         try:
-            with interrupts.work():
+            with interrupts.work(), _plain_warnings():
                 return _told(work)
         except KeyboardInterrupt as problem:
             print(str(problem) or "stopped", file=sys.stderr, flush=True)
             return interrupts.code()
+
+
+@contextlib.contextmanager
+def _plain_warnings() -> Iterator[None]:
+    """Warnings are told as notes: who runs a command has no use for the file and the line that warned."""
+
+    def plain(
+        message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = ""
+    ) -> str:
+        return f"note: {message}\n"
+
+    before = warnings.formatwarning
+    warnings.formatwarning = plain
+    try:
+        yield
+    finally:
+        warnings.formatwarning = before
 
 
 def _told(work: Callable[[], int]) -> int:

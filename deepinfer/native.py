@@ -154,9 +154,24 @@ def load() -> tuple[ModuleType, str]:
 def _chosen() -> ModuleType:
     module, reason = load()
     if reason:
-        notice = f"{reason}; its slower twin in Python is used. To rebuild: {rebuild_command()}"
-        warnings.warn(notice, RuntimeWarning, stacklevel=3)
+        warnings.warn(_notice(reason), RuntimeWarning, stacklevel=3)
     return module
+
+
+def notice() -> str:
+    """Why the twin is used and how to rebuild, '' where it is not: for a command, which tells it its own way.
+
+    No warning follows. Raises NativeError as `load` does.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        _chosen()
+    _, reason = load()
+    return _notice(reason) if reason else ""
+
+
+def _notice(reason: str) -> str:
+    return f"{reason}; its slower twin in Python is used. To rebuild: {rebuild_command()}"
 
 
 def __getattr__(name: str) -> Any:

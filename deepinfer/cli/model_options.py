@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from deepinfer import native
 from deepinfer.cli.progress import Progress
 from deepinfer.errors import DeepInferError, UsageError
 
@@ -66,6 +67,8 @@ def open_llm(args: argparse.Namespace) -> LLM:
     """
     from deepinfer.engine.llm import LLM
 
+    if notice := native.notice():  # before there is a progress bar that it would tear
+        tell(args, f"note: {notice}")
     with Progress("weights", None, shown=not args.quiet, bytes_=True) as bar:
         try:
             llm = LLM(

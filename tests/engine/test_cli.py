@@ -6,6 +6,7 @@ import argparse
 import subprocess
 import sys
 import types
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -101,6 +102,19 @@ def test_an_interrupt_is_told_without_a_traceback(
     _verb(monkeypatch, _raise(KeyboardInterrupt()))
     assert cli.main(["try"]) == 130
     assert capsys.readouterr().err == "stopped\n"
+
+
+def test_a_warning_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+
+    def run(_: argparse.Namespace) -> int:
+        told.append(warnings.formatwarning("it is slow here", RuntimeWarning, "file.py", 7))
+        return 0
+
+    before = warnings.formatwarning
+    _verb(monkeypatch, run)
+    assert cli.main(["try"]) == 0 and told == ["note: it is slow here\n"]
+    assert warnings.formatwarning is before
 
 
 def test_a_bad_variable_stops_a_verb_before_it_runs(

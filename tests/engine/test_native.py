@@ -105,6 +105,19 @@ def test_without_the_extension_the_twin_is_used(package: Path, run_python: Run) 
     assert run_python("-c", lone, path=[package]).stderr.endswith("No module named 'deepinfer._C'\n")
 
 
+@pytest.mark.parametrize("quiet", [False, True])
+def test_a_command_tells_it_in_a_line_before_its_progress_and_not_if_it_is_quiet(
+    package: Path, run_python: Run, tiny_folder: Path, quiet: bool
+) -> None:
+    words = ["ask", "--model", tiny_folder, "--max-tokens", "1", "--temperature", "0", *["--quiet"] * quiet, "fox"]
+    done = run_python("-m", "deepinfer", *words, path=[package])
+    assert done.returncode == 0 and "Warning" not in done.stderr and ".py:" not in done.stderr, done.stderr
+    first, *rest = done.stderr.splitlines() or [""]
+    told = "note: deepinfer._C was not built into this installation; its slower twin in Python is used. To rebuild: "
+    assert first.startswith(told) if not quiet else done.stderr == ""
+    assert not any("twin" in line for line in rest)
+
+
 def test_an_extension_for_another_python_is_named(package: Path, run_python: Run) -> None:
     (package / "deepinfer" / "_C.cpython-39-x86_64-linux-gnu.so").write_bytes(b"\x7fELF")
     done = run_python("-c", USE, path=[package])
