@@ -45,6 +45,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     given = parser.add_mutually_exclusive_group()
     given.add_argument("--prompt", metavar="TEXT", help="default: random tokens, the same each time")
     given.add_argument("--file", metavar="FILE", help="a UTF-8 file with the prompt; - is stdin")
+    parser.add_argument("--as-it-is", action="store_true", help="take a prompt that looks damaged, as ???? does")
     parser.add_argument("--tokens", type=int, metavar="N", help=f"use the first N tokens (default: {TOKENS})")
     parser.add_argument("--chunk", type=int, default=0, metavar="N", help="prefill in pieces of N tokens")
     parser.add_argument("--decoded", type=int, default=0, metavar="N", help="decode the last N tokens one by one")
@@ -58,21 +59,19 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from deepinfer import platform
+    from deepinfer.engine.placement import device_of
     from deepinfer.exactness import compare, open_subject, report
 
-    device = options.device or ("cuda" if platform.detect().kind == "cuda" else "cpu")
+    try:
+        device = str(device_of(options.device))
+    except ValueError as problem:
+        raise UsageError(f"--{problem}", next_step="name a device that is there, or leave it out") from problem
     subject = open_subject(options.model, device=device, load_format=options.load_format, gemm=options.gemm)
-    tokens = _prompt(options, subject.config.vocab_size)
+    tokens = _prompt(options, subject.config.vocab_size, subject.model.max_positions)
     if options.decoded >= len(tokens):
         raise UsageError(
             f"--decoded {options.decoded} leaves none of the {len(tokens)} tokens to prefill",
             next_step=f"give at most {len(tokens) - 1}",
-        )
-    if len(tokens) > subject.model.max_positions:
-        raise UsageError(
-            f"the prompt has {len(tokens)} tokens, and the model takes {subject.model.max_positions}",
-            next_step=f"--tokens {subject.model.max_positions}",
         )
     found = compare(subject, tokens, chunk=options.chunk, decoded=options.decoded)
     facts: dict[str, Any] = report.facts(found, subject, device)
@@ -80,11 +79,16 @@ def _run(options: argparse.Namespace) -> int:
     return 5 if facts["faults"] else 0
 
 
-def _prompt(options: argparse.Namespace, vocab_size: int) -> list[int]:
+def _prompt(options: argparse.Namespace, vocab_size: int, most: int) -> list[int]:
+    """At most `most` tokens.
+
+    Raises:
+        UsageError: they are more.
+    """
     from deepinfer.exactness import standard_prompt
 
     if options.prompt is None and options.file is None:
-        return standard_prompt(vocab_size, options.tokens or TOKENS)
+        return standard_prompt(vocab_size, _few(options.tokens or TOKENS, most))
     from deepinfer.cli.prompt_text import prompt_of
     from deepinfer.tokenizer import Tokenizer
 
@@ -93,9 +97,18 @@ def _prompt(options: argparse.Namespace, vocab_size: int) -> list[int]:
             f"{options.model} has no tokenizer, which a text needs",
             next_step="leave --prompt and --file out: random tokens are taken then",
         )
-    text = prompt_of([] if options.prompt is None else [options.prompt], options.file)
-    tokens: list[int] = list(Tokenizer(options.model).encode(text))
-    return tokens[: options.tokens]
+    text = prompt_of([] if options.prompt is None else [options.prompt], options.file, as_it_is=options.as_it_is)
+    tokens: list[int] = list(Tokenizer(options.model).encode(text))[: options.tokens]
+    _few(len(tokens), most)
+    return tokens
+
+
+def _few(count: int, most: int) -> int:
+    if count > most:
+        raise UsageError(
+            f"the prompt has {count} tokens, and the model takes {most}", next_step=f"--tokens {most}, or fewer"
+        )
+    return count
 
 
 if __name__ == "__main__":

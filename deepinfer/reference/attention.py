@@ -115,7 +115,7 @@ class Attention:
         if self.ratio > 1:
             scores = p.fp32(p.matmul(y, self.w.linear(f"{self.name}.compressor.wgate")))
             score, value = (
-                one[: count * self.ratio].reshape(count, self.ratio, -1) for one in (scores, p.fp32(latent))
+                one[: count * self.ratio].reshape(count, self.ratio, one.shape[-1]) for one in (scores, p.fp32(latent))
             )
             latent = (torch.softmax(score, 1) * value).sum(1)
         own = self._norm(p.bf16(latent), "compressor.norm")
@@ -153,7 +153,7 @@ class Attention:
         size, count = indexer.candidate_block, _blocks(logits.shape[1], indexer.candidate_block)
         missing = count * size - logits.shape[1]
         padded = torch.nn.functional.pad(logits, (0, missing), value=float("-inf"))
-        scores = padded.reshape(-1, count, size).amax(-1)
+        scores = padded.reshape(len(logits), count, size).amax(-1)
         last = (there.sum(-1) + size - 1) // size - 1
         rows = (last >= 0).nonzero()[:, 0]
         scores[rows, last[rows]] = float("inf")

@@ -26,7 +26,7 @@ def rotate(p: Precision, x: Tensor, positions: Tensor, per_position: Tensor, *, 
     angles = positions.float()[:, None] * per_position
     cos, sin = p.wide(angles.cos()), p.wide(angles.sin())
     sin = -sin if inverse else sin
-    shape = (len(positions), *(1,) * (x.dim() - 2), -1)
+    shape = (len(positions), *(1,) * (x.dim() - 2), cos.shape[-1])
     cos, sin = cos.view(shape), sin.view(shape)
     kept, pairs = x[..., : -2 * per_position.numel()], x[..., -2 * per_position.numel() :]
     a, b = pairs[..., 0::2], pairs[..., 1::2]

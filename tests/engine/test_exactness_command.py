@@ -34,6 +34,15 @@ def test_a_table_layer_by_layer(folder: Path, capsys: pytest.CaptureFixture[str]
     assert [line.split()[0] for line in told.splitlines()[3:15]] == [str(layer) for layer in range(12)]
 
 
+@pytest.mark.parametrize(
+    "given", [["--tokens", "1"], ["--prompt", "????", "--as-it-is", "--tokens", "2", "--decoded", "1"]]
+)
+def test_the_shortest_prompts(folder: Path, capsys: pytest.CaptureFixture[str], given: list[str]) -> None:
+    assert main(["--model", str(folder), "--device", "cpu", "--json", *given]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["tokens"] == int(given[given.index("--tokens") + 1]) and told["faults"] == []
+
+
 def test_json_of_a_text(folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     text = tmp_path / "prompt.txt"
     text.write_text("Ein Satz, und noch einer.\n", encoding="utf-8")
@@ -63,6 +72,12 @@ def test_a_fault_is_told_and_exits_5(
         (["--chunk", "-1"], 1, "must not be negative"),
         (["--chnuk", "9"], 1, "has no option '--chnuk'; did you mean '--chunk'?"),
         (["--tokens", "5000"], 1, "5000 tokens, and the model takes 4096"),
+        (["--tokens", "1000000000000"], 1, "1000000000000 tokens, and the model takes 4096"),
+        (["--prompt", "word " * 5000], 1, "tokens, and the model takes 4096"),
+        (["--prompt", "????"], 2, "if it is meant so, --as-it-is"),
+        (["--device", "bogus"], 1, "--device must be cuda, cuda:N or cpu, not 'bogus'"),
+        (["--device", "meta"], 1, "--device must be cuda, cuda:N or cpu, not 'meta'"),
+        (["--device", "cuda:99"], 4, "there is no device cuda:99"),
         (["--prompt", "a", "--file", "b"], 1, "not allowed with argument"),
         (["--file", "/nowhere/prompt"], 2, "/nowhere/prompt cannot be read"),
     ],
