@@ -27,9 +27,9 @@ class Structure:
     grammar: str | tuple[str, ...] | dict[str, Any]
 
     def __post_init__(self) -> None:
-        expected: tuple[type, ...] = {"json": (str, dict), "choice": (tuple, list)}.get(self.kind, (str,))
         if self.kind not in ("json", "regex", "ebnf", "choice"):
-            raise ValueError(f"structure.kind must be json, regex, ebnf or choice, not {self.kind!r}")
+            raise ValueError(f"structure.kind must be json, regex, ebnf or choice, not {shown(self.kind)}")
+        expected: tuple[type, ...] = {"json": (str, dict), "choice": (tuple, list)}.get(self.kind, (str,))
         if not isinstance(self.grammar, expected):
             names = " or ".join(one.__name__ for one in expected)
             raise TypeError(f"structure.grammar of kind {self.kind} must be {names}, not {kind_of(self.grammar)}")

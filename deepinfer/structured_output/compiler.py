@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.metadata
-import json
 import logging
 import os
 import re
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -21,11 +21,8 @@ from deepinfer.environment.requirements import XGRAMMAR
 from deepinfer.errors import DeepInferError
 from deepinfer.sampling.masks import words_of
 from deepinfer.sampling.params import Structure
-from deepinfer.structured_output.regex import checked_regex
-from deepinfer.structured_output.schema import check_schema
+from deepinfer.structured_output.source import text_of
 
-LONGEST_GRAMMAR = 2**18
-"""Characters of a grammar. Longer ones take many seconds to compile, which other requests would wait for."""
 WHITESPACE = 32
 """Whitespace characters between two elements of JSON: enough to indent, and an end to a model that writes no other."""
 CACHE_BYTES = 2**28
@@ -130,15 +127,11 @@ class GrammarCompiler:
             ValueError: the structure is wrong or cannot be enforced; the message begins with its field's name.
             DeepInferError: xgrammar is not there.
         """
-        if isinstance(structure.grammar, str) and len(structure.grammar) > LONGEST_GRAMMAR:
-            raise ValueError(f"structure: a grammar may have {LONGEST_GRAMMAR} characters, this one is longer")
+        with _refusing(structure):
+            text = text_of(structure)
         compiler = self._started(structure.kind)
-        try:
-            compiled = _compiled(compiler, structure)
-        except ValueError as problem:
-            raise ValueError(f"structure: the {_name(structure)} cannot be taken: {problem}") from problem
-        except Exception as problem:  # the library raises RuntimeError and types of its own
-            raise ValueError(f"structure: the {_name(structure)} cannot be taken: {_told(problem)}") from problem
+        with _refusing(structure):
+            compiled = _compiled(compiler, structure.kind, text)
         grammar = Grammar(compiled, self._vocab_size)
         first = grammar.matcher()
         first.fill()
@@ -167,6 +160,25 @@ class GrammarCompiler:
         """
         piece = b"" if token in self._tokenizer.special_ids else self._tokenizer.bytes_of(token)
         return b"" if json and not _CONTROLS.isdisjoint(piece) else piece
+
+
+def check_structure(structure: Structure) -> None:
+    """Refuse what is wrong with a structure whatever the model, before one is opened.
+
+    Raises:
+        ValueError: the structure is wrong or cannot be enforced; the message begins with its field's name.
+        DeepInferError: xgrammar is not there.
+    """
+    with _refusing(structure):
+        text = text_of(structure)
+    grammar = _library().Grammar
+    with _refusing(structure):
+        if structure.kind == "json":
+            grammar.from_json_schema(text, max_whitespace_cnt=WHITESPACE)
+        elif structure.kind == "regex":
+            grammar.from_regex(text)
+        else:
+            grammar.from_ebnf(text)
 
 
 def _library() -> Any:
@@ -200,23 +212,21 @@ def _cannot_be_imported(cause: str, problem: Exception) -> DeepInferError:
     )
 
 
-def _compiled(compiler: Any, structure: Structure) -> Any:
-    if structure.kind == "json":
-        schema = structure.grammar if isinstance(structure.grammar, dict) else json.loads(str(structure.grammar))
-        check_schema(schema)
-        text = json.dumps(schema, allow_nan=False)
+@contextlib.contextmanager
+def _refusing(structure: Structure) -> Iterator[None]:
+    """Whatever is raised in the block says what is wrong with a structure."""
+    try:
+        yield
+    except ValueError as problem:
+        raise ValueError(f"structure: the {_name(structure)} cannot be taken: {problem}") from problem
+    except Exception as problem:  # the library raises RuntimeError and types of its own
+        raise ValueError(f"structure: the {_name(structure)} cannot be taken: {_told(problem)}") from problem
+
+
+def _compiled(compiler: Any, kind: str, text: str) -> Any:
+    if kind == "json":
         return compiler.compile_json_schema(text, max_whitespace_cnt=WHITESPACE)
-    if structure.kind == "regex":
-        return compiler.compile_regex(checked_regex(str(structure.grammar)))
-    if structure.kind == "ebnf":
-        return compiler.compile_grammar(structure.grammar)
-    return compiler.compile_grammar("root ::= " + " | ".join(map(_literal, structure.grammar)))
-
-
-def _literal(text: str) -> str:
-    """A text as EBNF writes it."""
-    text.encode()  # half a surrogate pair is no text: UnicodeEncodeError is a ValueError
-    return '"' + "".join(letter if letter.isalnum() else f"\\U{ord(letter):08x}" for letter in text) + '"'
+    return compiler.compile_regex(text) if kind == "regex" else compiler.compile_grammar(text)
 
 
 def _name(structure: Structure) -> str:

@@ -13,6 +13,10 @@ from deepinfer.structured_output.regex import check_string_pattern
 
 DEEPEST = 100
 """Levels of a schema; xgrammar's time grows with their third power."""
+LARGEST_DIVISOR = 1024
+"""xgrammar passes over a larger multipleOf."""
+_INT64 = range(-(2**63), 2**63)
+"""Other whole numbers become fractions in xgrammar, the nearest of 53 bits."""
 _LIMITS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _OF_KIND = {
     "number": (*_LIMITS, "multipleOf"),
@@ -72,9 +76,12 @@ def _problems(schema: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield from _combined(schema)
     yield from _without_type(schema)
     yield from _objects(schema)
+    yield from _values(schema)
     if "multipleOf" in schema:
         if schema.get("type") != "integer" or not isinstance(schema["multipleOf"], int):
             yield "multipleOf", "it has to be a whole number beside the type integer"
+        elif schema["multipleOf"] > LARGEST_DIVISOR:
+            yield "multipleOf", f"it may be {LARGEST_DIVISOR} at most"
         if not schema.keys().isdisjoint(_LIMITS):
             yield "multipleOf", "a limit stands beside it"
     if isinstance(schema.get("pattern"), str):
@@ -85,6 +92,25 @@ def _problems(schema: dict[str, Any]) -> Iterator[tuple[str, str]]:
     reference = schema.get("$ref")
     if isinstance(reference, str) and reference != "#" and not reference.startswith("#/"):
         yield "$ref", f"{reference!r} does not point into this schema, as #/$defs/name does"
+
+
+def _values(schema: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Alternatives of which there are none, and numbers that would become others."""
+    for word in ("type", "anyOf", "oneOf", "allOf", "enum"):
+        if schema.get(word) == []:
+            yield word, "it is empty; name one at least, or leave it out"
+    for word in ("enum", "const", *_LIMITS):
+        if word in schema and not all(one in _INT64 for one in _wholes(schema[word])):
+            yield word, "a whole number in it takes more than 64 bits"
+
+
+def _wholes(value: object) -> Iterator[int]:
+    """The whole numbers in a JSON value."""
+    if isinstance(value, int):
+        yield value
+    elif isinstance(value, list | dict):
+        for one in value.values() if isinstance(value, dict) else value:
+            yield from _wholes(one)
 
 
 def _combined(schema: dict[str, Any]) -> Iterator[tuple[str, str]]:

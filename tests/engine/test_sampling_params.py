@@ -65,7 +65,7 @@ def test_what_is_wrong_is_named(field: str, value: Any, error: type[Exception]) 
     ("kind", "grammar", "error"),
     [
         ("xml", "", ValueError), ("regex", 3, TypeError), ("choice", "abc", TypeError), ("choice", [], ValueError),
-        ("choice", ["a", ""], ValueError), ("json", ["a"], TypeError),
+        ("choice", ["a", ""], ValueError), ("json", ["a"], TypeError), ([], "a", ValueError), ({}, {}, ValueError),
     ],
 )  # fmt: skip
 def test_a_structure_that_is_none(kind: Any, grammar: Any, error: type[Exception]) -> None:
