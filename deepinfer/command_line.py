@@ -47,13 +47,15 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise UsageError."""
         # What is wrong with an option that is there ("argument --seed: …") says enough by itself.
-        option = "" if message.startswith("argument ") else self._unknown_option()
+        # "argument -h/--help: ignored explicit argument 'ello'" does not: -hello is no option.
+        told = message.startswith("argument ") and "ignored explicit argument" not in message
+        option = "" if told else self._unknown_option()
         if not option:
             raise UsageError(message, next_step=f"{self.prog} --help")
         near = difflib.get_close_matches(option, self._option_string_actions, n=1)
         what = f"{self.prog} has no option {option!r}" + (f"; did you mean {near[0]!r}?" if near else "")
         step = f"{self.prog} --help lists what there is"
-        if not near and self._get_positional_actions():
+        if (not near or not option.startswith("--")) and self._get_positional_actions():
             step += "; before a word that is no option and begins with - put --"
         raise UsageError(what, next_step=step)
 

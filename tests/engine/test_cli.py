@@ -48,6 +48,8 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
      (["ask", "--modle", "m", "fox"], "deepinfer ask has no option '--modle'; did you mean '--model'?"),
      (["ask", "--model", "m", "--max-tokns=4", "fox"], "did you mean '--max-tokens'?"),
      (["ask", "--model", "m", "-fox"], "has no option '-fox'\n"), (["ask", "--model", "m", "-fox"], "put --"),
+     (["ask", "--model", "m", "-hello"], "has no option '-hello'"), (["ask", "--model", "m", "-hello"], "put --"),
+     (["ask", "--model", "m", "--json=5"], "argument --json: ignored explicit argument '5'"),
      (["ask", "fox", "--", "--modle"], "are required: --model"), (["ask", "--max-tokens"], "expected one argument"),
      (["generate", "--model", "m", "--ouput", "o"], "did you mean '--output'?"),
      (["tiny", "--sede", "3"], "did you mean '--seed'?"), (["tiny"], "are required: DIR"),
