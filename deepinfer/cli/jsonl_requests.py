@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from deepinfer.cli.prompt_text import UTF16, check_text, decode
-from deepinfer.cli.sampling_options import params_of
+from deepinfer.cli.sampling_options import check_structure_of, params_of
 from deepinfer.errors import InputError
 from deepinfer.sampling import SamplingParams
 
@@ -91,6 +91,8 @@ def _request(number: int, line: bytes, options: Mapping[str, Any], as_it_is: boo
     prompt = _prompt(fields.pop("prompt"), as_it_is)
     name = _id(fields.pop("id", f"line-{number}"))
     params = params_of(fields)
+    if "structure" in value:  # the command line's own was checked
+        check_structure_of(params)
     return LineRequest(number, name, prompt, params, _key(prompt, fields))
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from deepinfer.cli.prompt_text import check_text
-from deepinfer.errors import InputError, UsageError
+from deepinfer.errors import DeepInferError, InputError, UsageError
 
 if TYPE_CHECKING:
     from deepinfer.sampling import SamplingParams
@@ -135,10 +135,38 @@ def params_of_options(args: argparse.Namespace) -> SamplingParams:
         UsageError: a value is not allowed; the message names the option's field.
     """
     try:
-        return params_of(given_options(args))
+        params = params_of(given_options(args))
+        check_structure_of(params)
+    except InputError as problem:
+        raise _bad_option(problem.what, args) from problem
+    except DeepInferError:
+        raise
     except (TypeError, ValueError) as problem:
-        what = problem.what if isinstance(problem, InputError) else problem
-        raise UsageError(f"the options cannot be taken: {what}", next_step="correct this option") from problem
+        raise _bad_option(str(problem), args) from problem
+    return params
+
+
+def _bad_option(what: str, args: argparse.Namespace) -> UsageError:
+    kind, grammar = args.structure or ("", "")
+    file = what.startswith("structure") and kind == "json" and not grammar.lstrip().startswith(("{", "t", "f"))
+    return UsageError(
+        f"the options cannot be taken: {what}",
+        cause="json is followed by the schema itself, not by the name of a file" if file else "",
+        next_step="correct this option" + (f': --structure json "$(cat {grammar})"' if file else ""),
+    )
+
+
+def check_structure_of(params: SamplingParams) -> None:
+    """What can be said of their structure, if they have one, without a model.
+
+    Raises:
+        ValueError: it is wrong; the message begins with "structure".
+        DeepInferError: what it needs is not installed.
+    """
+    if params.structure is not None:
+        from deepinfer.structured_output import check_structure
+
+        check_structure(params.structure)
 
 
 def told(problem: Exception, where: str) -> InputError:

@@ -40,6 +40,11 @@ THROUGHPUT = ["bench", "throughput", "--model", "nowhere"]
         ([*ASK, "--stop", "", "fox"], 1, "stop must not hold an empty text"),
         ([*ASK, "--stop", "caf\udce9", "fox"], 1, "stop is no text: it has the lone surrogate U+DCE9"),
         ([*ASK, "--structure", "poem", "x", "fox"], 1, "structure.kind must be"),
+        ([*ASK, "--structure", "regex", "[0-9", "fox"], 1, "structure: the regular expression cannot be taken"),
+        ([*ASK, "--structure", "ebnf", "root ::= a", "fox"], 1, "structure: the grammar cannot be taken"),
+        ([*ASK, "--structure", "json", "nope.json", "fox"], 1, '--structure json "$(cat nope.json)"'),
+        ([*ASK, "--structure", "json", '{"type": "strin"}', "fox"], 1, "structure: the JSON schema cannot be taken"),
+        (["generate", "--model", "nowhere", "--structure", "regex", "[0-9"], 1, "structure: the regular expression"),
         ([*ASK, "--backend", "tritn", "fox"], 1, "invalid choice: 'tritn'"),
         (["bench", "--model", "x"], 1, "latency|throughput"),
         ([*LATENCY, "--batch-size", "0"], 1, "'0' is not a whole number of at least 1"),
@@ -58,6 +63,8 @@ def test_refused(
     arguments: list[str], code: int, said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
+    if "--structure" in arguments and "poem" not in arguments:
+        pytest.importorskip("xgrammar", reason="xgrammar is absent: a structure cannot be checked")
     monkeypatch.chdir(tmp_path)
     assert cli.main(arguments) == code
     seen = capsys.readouterr()
