@@ -17,7 +17,8 @@ from deepinfer.streams import need_stdout
 
 if TYPE_CHECKING:
     from deepinfer.engine.llm import LLM
-    from deepinfer.engine.outputs import RequestOutput
+    from deepinfer.engine.outputs import Completion, RequestOutput
+    from deepinfer.sampling import SamplingParams
 
 HELP = "continue a prompt, and print the text as it comes"
 
@@ -69,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
         )
     done, seconds = output.outputs[0], time.perf_counter() - started
     tell(args, f"{len(output.prompt_token_ids)} + {len(done.token_ids)} tokens in {seconds:.2f} s "
-         f"({len(done.token_ids) / seconds:.1f} tokens/s), ended by {_end(done.finish_reason, done.stop)}")  # fmt: skip
+         f"({len(done.token_ids) / seconds:.1f} tokens/s), ended by {_end(done, params, llm)}")  # fmt: skip
     return 0
 
 
@@ -90,7 +91,10 @@ def _answer(llm: LLM, request: Request, *, shown: bool) -> RequestOutput:
     return output
 
 
-def _end(reason: str | None, stop: str | int | None) -> str:
-    if reason != "stop" or stop is None:
-        return {"stop": "the model", "length": "--max-tokens or the model's length"}.get(reason or "", str(reason))
-    return f"the stop {'text' if isinstance(stop, str) else 'token'} {stop!r}"
+def _end(done: Completion, params: SamplingParams, llm: LLM) -> str:
+    if done.finish_reason == "length":
+        by_request = len(done.token_ids) >= params.max_tokens
+        return "--max-tokens" if by_request else f"the model's length of {llm.max_model_len} tokens"
+    if done.finish_reason != "stop" or done.stop is None:
+        return "the model" if done.finish_reason == "stop" else str(done.finish_reason)
+    return f"the stop {'text' if isinstance(done.stop, str) else 'token'} {done.stop!r}"

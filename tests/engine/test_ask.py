@@ -31,7 +31,13 @@ def test_as_users_start_it(run_python: Run, tiny_folder: Path, expected: str) ->
     assert done.returncode == 0, done.stderr
     assert done.stdout == expected + "\n"
     last = done.stderr.strip().splitlines()[-1]
-    assert " + 12 tokens in " in last and last.endswith("ended by --max-tokens or the model's length")
+    assert " + 12 tokens in " in last and last.endswith("ended by --max-tokens")
+
+
+def test_an_end_by_the_models_length_is_called_so(tiny_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = [*CPU, "--temperature", "0", "--ignore-eos", "--max-model-len", "12", "--max-tokens", "50"]
+    assert cli.main(["ask", "--model", str(tiny_folder), *options, "The quick brown fox"]) == 0
+    assert capsys.readouterr().err.endswith("ended by the model's length of 12 tokens\n")
 
 
 class Pieces(io.TextIOWrapper):
