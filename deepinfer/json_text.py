@@ -15,7 +15,7 @@ def strict_json(text: str | bytes) -> Any:
         ValueError: it is no JSON, no UTF-8, nested too deeply, or says a name twice; the message is ASCII.
     """
     try:
-        return json.loads(text, object_pairs_hook=_once)
+        return json.loads(text.decode() if isinstance(text, bytes) else text, object_pairs_hook=_once)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 

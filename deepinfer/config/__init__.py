@@ -15,6 +15,7 @@ from deepinfer.config.model import (
     ModelConfig,
     Moe,
     Rope,
+    Special,
     Vision,
     Yarn,
 )
@@ -30,6 +31,7 @@ __all__ = [
     "ModelConfig",
     "Moe",
     "Rope",
+    "Special",
     "Vision",
     "Yarn",
     "parse_config",

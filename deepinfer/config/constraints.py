@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from deepinfer.config.bounds import MOST_EXPERTS, MOST_TABLES
 from deepinfer.config.model import FP8_BLOCK, ModelConfig
 
 BLOCK_TOKENS = 128
@@ -68,8 +69,37 @@ def _sizes(config: ModelConfig) -> Iterator[str]:
             f"dspark_num_experts_per_tok ({config.draft.topk}) must not exceed "
             f"dspark_n_routed_experts ({config.draft.experts})"
         )
-    if config.draft and config.draft.noise_token >= config.vocab_size:
-        yield f"dspark_noise_token_id ({config.draft.noise_token}) is not in the vocabulary of {config.vocab_size}"
+    yield from _tokens(config)
+    yield from _amounts(config)
+
+
+def _tokens(config: ModelConfig) -> Iterator[str]:
+    special, engram, draft = config.special, config.engram, config.draft
+    for name, token in (
+        ("bos_token_id", special.bos),
+        ("eos_token_id", special.eos),
+        ("pad_token_id", special.pad),
+        ("image_token_id", config.image_token_id),
+        ("engram_pad_token_id", engram.pad_token if engram else None),
+        ("dspark_noise_token_id", draft.noise_token if draft else None),
+    ):
+        if token is not None and token >= config.vocab_size:
+            yield f"{name} ({token}) is not in the vocabulary of {config.vocab_size}"
+    if engram and engram.compressed_vocab > config.vocab_size:
+        yield f"engram_compressed_vocab_size ({engram.compressed_vocab}) must not exceed vocab_size"
+
+
+def _amounts(config: ModelConfig) -> Iterator[str]:
+    """What is made for each of many: too many of them would take hours to list."""
+    experts = config.layers * config.moe.experts + (config.draft.layers * config.draft.experts if config.draft else 0)
+    if experts > MOST_EXPERTS:
+        yield f"all layers together may have {MOST_EXPERTS} experts (n_routed_experts), and have {experts}"
+    tables = len(config.engram.layers) * config.engram.rows_per_token if config.engram else 0
+    if tables > MOST_TABLES:
+        yield (
+            f"all engram layers together may have {MOST_TABLES} tables (engram_layer_ids, engram_max_ngram_size - 1, "
+            f"engram_n_heads), and have {tables}"
+        )
 
 
 def _sharing(config: ModelConfig) -> Iterator[str]:

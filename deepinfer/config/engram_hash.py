@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import accumulate
+from functools import lru_cache
+from itertools import accumulate, count
+from types import MappingProxyType
 
 import numpy
 
@@ -24,8 +27,13 @@ class Hash:
         return sum(self.primes)
 
 
-def hashes(engram: Engram) -> dict[int, Hash]:
+def hashes(engram: Engram) -> Mapping[int, Hash]:
     """The hash of every engram layer: primes that no layer shares, multipliers from the layer's id."""
+    return _hashes(engram)
+
+
+@lru_cache(maxsize=4)  # finding primes takes time, and every layer of an inventory asks
+def _hashes(engram: Engram) -> Mapping[int, Hash]:
     seen: set[int] = set()
     found = {}
     for layer in engram.layers:
@@ -33,14 +41,14 @@ def hashes(engram: Engram) -> dict[int, Hash]:
         for _ in range(engram.max_ngram - 1):
             start = engram.vocab_size - 1
             for _ in range(engram.heads):
-                start = next(n for n in range(start + 1, 4 * start + 8) if n not in seen and _is_prime(n))
+                start = next(n for n in count(start + 1) if n not in seen and _is_prime(n))
                 seen.add(start)
                 primes.append(start)
         bound = max(1, (2**63 - 1) // engram.compressed_vocab // 2)
         drawn = numpy.random.default_rng(10007 * layer).integers(0, bound, size=engram.max_ngram, dtype=numpy.int64)
         multipliers = tuple(int(one) * 2 + 1 for one in drawn)
         found[layer] = Hash(multipliers, tuple(primes), tuple(accumulate(primes[:-1], initial=0)))
-    return found
+    return MappingProxyType(found)
 
 
 def _is_prime(n: int) -> bool:

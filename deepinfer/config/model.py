@@ -124,6 +124,15 @@ class Vision:
 
 
 @dataclass(frozen=True)
+class Special:
+    """Ids of the tokens that begin, end and pad a text, where the configuration says them."""
+
+    bos: int | None = None
+    eos: int | None = None
+    pad: int | None = None
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """A whole model. ratios: of the layers and then of the draft layers: 0 window only, else compression ratio.
 
@@ -148,6 +157,7 @@ class ModelConfig:
     draft: Draft | None
     vision: Vision | None
     image_token_id: int
+    special: Special = Special()
 
     @property
     def first_consumer(self) -> int:

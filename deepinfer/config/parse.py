@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+from deepinfer.config.bounds import IDS, NUMBERS, WHOLE
 from deepinfer.config.constraints import problems_of
 from deepinfer.config.model import (
     Attention,
@@ -17,10 +18,12 @@ from deepinfer.config.model import (
     ModelConfig,
     Moe,
     Rope,
+    Special,
     Vision,
     Yarn,
 )
 from deepinfer.errors import ConfigError
+from deepinfer.json_text import strict_json
 
 _FIXED = {
     "model_type": "deepseek_v41",
@@ -64,19 +67,25 @@ class _Reader:
             if found != value or isinstance(found, bool) != isinstance(value, bool):
                 self._wrong(key, f"must be {json.dumps(value)}", found)
 
-    def whole(self, key: str, default: object = _REQUIRED, *, at_least: int = 1) -> int:
+    def whole(self, key: str, default: object = _REQUIRED) -> int:
+        least, most = WHOLE[key]
         found = self._get(key, default)
-        if isinstance(found, bool) or not isinstance(found, int) or found < at_least:
-            self._wrong(key, f"must be a whole number of at least {at_least}", found)
-            return at_least
-        return found
+        if not _is_whole(found, least, most):
+            self._wrong(key, f"must be a whole number from {least} to {most}", found)
+            return least
+        return cast("int", found)
 
     def number(self, key: str, default: object = _REQUIRED) -> float:
+        least, most = NUMBERS[key]
         found = self._get(key, default)
-        if isinstance(found, bool) or not isinstance(found, int | float) or not 0 < found < float("inf"):
-            self._wrong(key, "must be a number above 0", found)
-            return 1.0
+        if isinstance(found, bool) or not isinstance(found, int | float) or not least <= found <= most:
+            self._wrong(key, f"must be a number from {least:g} to {most:g}", found)
+            return least
         return float(found)
+
+    def optional(self, key: str) -> int | None:
+        """A whole number, or None where there is none or null."""
+        return None if self.values.get(key) is None else self.whole(key)
 
     def flag(self, key: str, default: bool) -> bool:
         found = self._get(key, default)
@@ -86,11 +95,14 @@ class _Reader:
         return found
 
     def wholes(self, key: str, default: object = _REQUIRED) -> tuple[int, ...]:
+        least, most = IDS
         found = self._get(key, default)
-        if not isinstance(found, list | tuple) or any(
-            isinstance(one, bool) or not isinstance(one, int) or one < 0 for one in found
+        if (
+            not isinstance(found, list | tuple)
+            or len(found) > most
+            or not all(_is_whole(one, least, most) for one in found)
         ):
-            self._wrong(key, "must be a list of whole numbers", found)
+            self._wrong(key, f"must be a list of at most {most} whole numbers from {least} to {most}", found)
             return ()
         return tuple(found)
 
@@ -103,6 +115,10 @@ class _Reader:
     def _wrong(self, key: str, rule: str, found: object) -> None:
         where = f"{self.name}.{key}" if self.name else key
         self.problems.append(f"{where} {rule}, and is {_shown(found)}" if key in self.values else f"{where} is missing")
+
+
+def _is_whole(value: object, least: int, most: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
 
 
 def _shown(value: object) -> str:
@@ -118,7 +134,7 @@ def read_config(folder: Path) -> ModelConfig:
     """
     path = folder / "config.json"
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = strict_json(path.read_bytes())
     except OSError as problem:
         raise ConfigError(
             f"{path} cannot be read: {problem.strerror}",
@@ -127,7 +143,7 @@ def read_config(folder: Path) -> ModelConfig:
         ) from problem
     except ValueError as problem:
         raise ConfigError(
-            f"{path} is not JSON: {problem}", next_step="fetch the checkpoint's config.json again"
+            f"{path} is not JSON that can be used: {problem}", next_step="fetch the checkpoint's config.json again"
         ) from None
     return parse_config(values, str(path))
 
@@ -162,7 +178,7 @@ def _parse(values: object, problems: list[str]) -> ModelConfig:
     text = _Reader(top.values.get("text_config"), "text_config", problems)
     text.fixed(_FIXED_TEXT)
     kv_sources = text.wholes("kv_source_layer_ids")
-    draft_layers = text.whole("num_nextn_predict_layers", 0, at_least=0)
+    draft_layers = text.whole("num_nextn_predict_layers", 0)
     has_vision = "vision_config" in top.values
     return ModelConfig(
         layers=text.whole("num_hidden_layers"),
@@ -188,18 +204,20 @@ def _parse(values: object, problems: list[str]) -> ModelConfig:
             text.number("routed_scaling_factor"),
             text.number("swiglu_limit"),
         ),
-        engram=_engram(text) if text.values.get("engram_layer_ids") else None,
+        engram=_engram(text) if text.values.get("engram_layer_ids") not in (None, []) else None,
         draft=_draft(text, draft_layers) if draft_layers else None,
         vision=_vision(_Reader(top.values["vision_config"], "vision_config", problems)) if has_vision else None,
         image_token_id=top.whole("image_token_id"),
+        special=Special(*map(top.optional, ("bos_token_id", "eos_token_id", "pad_token_id"))),
     )
 
 
 def _rope(text: _Reader, problems: list[str]) -> Rope:
     scaling = text.values.get("rope_scaling")
     yarn = None
-    if scaling:
+    if scaling not in (None, {}):
         inner = _Reader(scaling, "text_config.rope_scaling", problems)
+        inner.fixed({key: "yarn" for key in ("type", "rope_type") if key in inner.values})
         yarn = Yarn(
             inner.number("factor"),
             inner.number("beta_fast"),
@@ -229,7 +247,7 @@ def _indexer(text: _Reader) -> Indexer:
         text.whole("index_n_heads"),
         text.whole("index_head_dim"),
         text.whole("index_topk"),
-        text.whole("candidate_source_layer_id", at_least=0) if limited else None,
+        text.whole("candidate_source_layer_id") if limited else None,
         text.whole("candidate_topk_blocks") if limited else 0,
         text.whole("candidate_block_size") if limited else 0,
     )
@@ -238,23 +256,24 @@ def _indexer(text: _Reader) -> Indexer:
 def _engram(text: _Reader) -> Engram:
     return Engram(
         text.wholes("engram_layer_ids"),
-        text.whole("engram_max_ngram_size", at_least=2),
-        text.whole("engram_vocab_size", at_least=2),
+        text.whole("engram_max_ngram_size"),
+        text.whole("engram_vocab_size"),
         text.whole("engram_n_heads"),
         text.whole("engram_head_dim"),
         text.whole("engram_compressed_vocab_size"),
-        text.whole("engram_pad_token_id", 2, at_least=0),
+        text.whole("engram_pad_token_id", 2),
     )
 
 
 def _draft(text: _Reader, layers: int) -> Draft:
     if text.flag("dspark_target_attn_input", True) is not True:
         text.problems.append("text_config.dspark_target_attn_input must be true")
+    text.optional("dspark_block_size")  # of no use here, and wrong all the same
     return Draft(
         layers,
         text.wholes("dspark_target_layer_ids"),
         text.whole("dspark_markov_rank"),
-        text.whole("dspark_noise_token_id", at_least=0),
+        text.whole("dspark_noise_token_id"),
         text.whole("dspark_n_routed_experts"),
         text.whole("dspark_num_experts_per_tok"),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deepinfer.config import parse_config, read_config
+from deepinfer.config import Engram, parse_config, read_config
+from deepinfer.config.bounds import MOST_TABLES, NUMBERS, WHOLE
 from deepinfer.config.engram_hash import hashes
 from deepinfer.errors import ConfigError
 from tests.engine.real_config import real_config
@@ -75,13 +77,13 @@ def test_of_another_model_it_is_said_that_it_is_one_and_no_more() -> None:
     ("change", "text"),
     [
         ({"model_type": "llama"}, 'model_type must be "deepseek_v41", and is "llama"'),
-        ({"image_token_id": -1}, "image_token_id must be a whole number of at least 1, and is -1"),
+        ({"image_token_id": -1}, "image_token_id must be a whole number from 1 to 4194304, and is -1"),
         ({"quantization_config": None}, "quantization_config must be an object, not null"),
         (
             {"text_config": {"hidden_size": "big"}},
-            "text_config.hidden_size must be a whole number of at least 1, and is",
+            "text_config.hidden_size must be a whole number from 1 to 131072, and is",
         ),
-        ({"text_config": {"rms_norm_eps": 0}}, "text_config.rms_norm_eps must be a number above 0, and is 0"),
+        ({"text_config": {"rms_norm_eps": 0}}, "text_config.rms_norm_eps must be a number from 1e-30 to 1, and is 0"),
         ({"text_config": {"attention_bias": 0}}, "text_config.attention_bias must be false, and is 0"),
         ({"text_config": {"hc_shifted": "yes"}}, "text_config.hc_shifted must be true or false"),
         ({"text_config": {"compress_ratios": [0, 1]}}, "has 2 entries, and there are 40 layers and 3 draft layers"),
@@ -99,9 +101,72 @@ def test_of_another_model_it_is_said_that_it_is_one_and_no_more() -> None:
         ({"text_config": {"engram_layer_ids": [1, 25]}}, "engram_layer_ids must be below the first layer of ratio 1"),
         ({"text_config": {"dspark_target_layer_ids": [3, 38]}}, "dspark_target_layer_ids must all be below layer 20"),
         ({"text_config": {"dspark_target_attn_input": False}}, "dspark_target_attn_input must be true"),
+        ({"text_config": {"rope_scaling": []}}, "text_config.rope_scaling must be an object, not []"),
+        (
+            {"text_config": {"rope_scaling": {"type": "linear", "factor": 2}}},
+            'rope_scaling.type must be "yarn", and is',
+        ),
+        ({"text_config": {"rope_scaling": {"rope_type": None}}}, 'rope_scaling.rope_type must be "yarn", and is null'),
+        ({"text_config": {"engram_layer_ids": 0}}, "engram_layer_ids must be a list of at most 1024 whole numbers"),
+        ({"text_config": {"kv_source_layer_ids": [2] * 1025}}, "kv_source_layer_ids must be a list of at most 1024"),
+        (
+            {"text_config": {"dspark_block_size": "x"}},
+            'dspark_block_size must be a whole number from 1 to 1024, and is "x"',
+        ),
+        ({"eos_token_id": 129280}, "eos_token_id (129280) is not in the vocabulary of 129280"),
+        ({"eos_token_id": "1"}, 'eos_token_id must be a whole number from 0 to 4194304, and is "1"'),
+        ({"image_token_id": 129280}, "image_token_id (129280) is not in the vocabulary"),
+        ({"text_config": {"engram_pad_token_id": 129280}}, "engram_pad_token_id (129280) is not in the vocabulary"),
+        ({"text_config": {"engram_compressed_vocab_size": 129281}}, "engram_compressed_vocab_size (129281) must not"),
+        ({"text_config": {"n_routed_experts": 4096}}, "may have 131072 experts (n_routed_experts), and have 164224"),
+        (
+            {"text_config": {"engram_max_ngram_size": 64, "engram_n_heads": 64}},
+            "may have 2048 tables (engram_layer_ids",
+        ),
     ],
 )
 def test_what_is_wrong_is_named(change: dict[str, Any], text: str) -> None:
+    check_refusal(change, text)
+
+
+def owner(key: str) -> str:
+    """The part of the real configuration that has a key; factor and its like stand in rope_scaling."""
+    values = real_config()
+    return next((part for part in ("text_config", "vision_config") if key in values[part]), "")
+
+
+@pytest.mark.parametrize("key", [*WHOLE, *NUMBERS])
+def test_every_number_has_bounds_that_are_told(key: str) -> None:
+    whole = key in WHOLE
+    least, most = WHOLE[key] if whole else NUMBERS[key]
+    for value in (
+        least - 1,
+        most * 2,
+        10**400,
+        -(10**400),
+        True,
+        "1",
+        [],
+        *((1.5, 1e308) if whole else (math.nan, 1e-320)),
+    ):
+        values = real_config()
+        scaling = values["text_config"]["rope_scaling"]
+        part = scaling if key in scaling else values[owner(key)] if owner(key) else values
+        part[key] = value
+        with pytest.raises(ConfigError) as told:
+            parse_config(values)
+        assert f"{key} must be" in str(told.value) and len(str(told.value)) < 400, value
+
+
+def test_the_largest_hashes_are_found_and_found_once() -> None:
+    """Primes that no table shares, however small the tables are to be."""
+    engram = Engram((1, 2), max_ngram=33, vocab_size=2, heads=32, head_dim=32, compressed_vocab=9, pad_token=0)
+    primes = [prime for one in hashes(engram).values() for prime in one.primes]
+    assert len(primes) == len(set(primes)) == MOST_TABLES and max(primes) == 17863
+    assert hashes(engram) is hashes(engram)
+
+
+def check_refusal(change: dict[str, Any], text: str) -> None:
     values = real_config()
     for key, value in change.items():
         if isinstance(value, dict):
@@ -111,6 +176,16 @@ def test_what_is_wrong_is_named(change: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError) as told:
         parse_config(values)
     assert text in str(told.value) and "next step" in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [("[" * 200_000, "nested too deeply"), ('{"dtype": "bfloat16", "dtype": "x"}', '"dtype" twice')],
+)
+def test_a_file_that_python_would_read_otherwise(tmp_path: Path, text: str, why: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ConfigError, match=f"is not JSON that can be used: it .*{why}"):
+        read_config(tmp_path)
 
 
 def test_everything_wrong_is_told_at_once() -> None:
@@ -154,10 +229,10 @@ def test_files_that_are_none(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=text):
             read_config(folder)
     (tmp_path / "config.json").write_text("{")
-    with pytest.raises(ConfigError, match="is not JSON"):
+    with pytest.raises(ConfigError, match="is not JSON that can be used"):
         read_config(tmp_path)
     (tmp_path / "config.json").write_bytes(b"\xff\xfe{")
-    with pytest.raises(ConfigError, match="is not JSON"):
+    with pytest.raises(ConfigError, match="is not JSON that can be used"):
         read_config(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(real_config()))
     assert read_config(tmp_path).hidden == 5120

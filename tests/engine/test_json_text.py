@@ -19,6 +19,7 @@ from deepinfer.json_text import strict_json
         ('{"a":' * 200_000, "it is nested too deeply"),
         ("[" * 200_000 + "]" * 200_000, "it is nested too deeply"),
         (b"\xff\xfe\xff", "codec can't decode"),
+        ("{}".encode("utf-16"), "codec can't decode"),
         ("9" * 5000, "limit"),
     ],
 )
