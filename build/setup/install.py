@@ -27,6 +27,8 @@ REASONS = {
     "test-cuda": "the CUDA libraries of PyPI's torch, which is the build that pip picked",
     "engine": "DeepInfer itself, editable, with deepinfer._C compiled against that torch",
 }
+QUIET_S = 20.0
+"""How often an installer that says nothing is told of."""
 _PIP = ("-m", "pip", "install", "--no-deps", "--disable-pip-version-check", "--no-input", "--progress-bar=off")
 
 
@@ -211,12 +213,12 @@ def _install_near_torch(environment: Environment, torch: Pin, lock: int) -> None
 
 
 def _install_engine(environment: Environment, lock: int) -> str:
-    system.say(f"installing the engine: {REASONS['engine']}")
+    system.say(f"installing the engine: {REASONS['engine']}, which takes a minute or two, once")
     known = environment.record()
     environment.write_record(busy=True)
     words = ["--no-build-isolation", "--editable", str(environment.repository)]
     try:
-        _run([str(environment.python), *_PIP, *words], "install the engine", lock)
+        _run([str(environment.python), *_PIP, *words], "compile deepinfer._C and install the engine", lock)
     except EnvironmentCannot:
         if known is not None:
             environment.write_record()  # it did not compile; what was installed before is whole
@@ -235,10 +237,10 @@ def _run(argv: list[str], what: str, lock: int) -> None:
         start = time.monotonic()
         while True:
             try:
-                status = program.wait(timeout=20)
+                status = program.wait(timeout=QUIET_S)
                 break
             except subprocess.TimeoutExpired:
-                system.say(f"still at it after {time.monotonic() - start:.0f} s (log: {log})")
+                system.say(f"still at it after {time.monotonic() - start:.0f} s: {what} (log: {log})")
             except BaseException:
                 program.terminate()
                 program.wait()

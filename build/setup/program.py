@@ -30,6 +30,9 @@ from build.errors import BuildError, UsageError, of_system  # noqa: E402
 from build.setup import docker_engine  # noqa: E402
 from build.setup.request import asks_json  # noqa: E402
 
+ENGINE_VERBS = ("env", "tiny", "ask", "generate", "bench", "probe", "warm")
+"""Those of `deepinfer`, known here too because an environment that only builds does not have it."""
+
 
 class Verbs(Program):
     """The program behind `./run VERB`."""
@@ -78,7 +81,8 @@ class Verbs(Program):
         names = [context.name for context in self.tasks]
         if isinstance(asked := self.args.help.value, str) and asked not in self.parser.contexts:
             raise UsageError(
-                self._unknown(asked, None, self.initial_context), next_step="./run --help lists what there is"
+                self._unknown(asked, None, self.initial_context),
+                next_step=_command(asked) or "./run --help lists what there is",
             )
         if len(names) > 1:
             raise UsageError(
@@ -94,7 +98,9 @@ class Verbs(Program):
         verb = context.name if context is not None and context.name else None
         after = f"./run {verb} --help" if verb else "./run --help"
         if unknown := re.fullmatch(r"No idea what '(.*)' is!", str(problem), re.DOTALL):
-            return UsageError(self._unknown(unknown[1], verb, context), next_step=f"{after} lists what there is")
+            command = "" if verb else _command(unknown[1])
+            step = command or f"{after} lists what there is"
+            return UsageError(self._unknown(unknown[1], verb, context), next_step=step)
         if lacking := re.match(r"Flag <Argument: ([\w-]+)", str(problem)):
             if context is None or lacking[1] not in context.args:
                 return UsageError(f"{verb} has no option --{lacking[1]}", next_step=after)
@@ -117,6 +123,13 @@ class Verbs(Program):
         if self.as_json:
             print(json.dumps(problem.to_json(), indent=2))
         return Exit(code=problem.exit_code)
+
+
+def _command(word: str) -> str:
+    """What to type where a command, or a verb of the engine's, stands in the place of one of `./run`'s; else ''."""
+    if word in ENGINE_VERBS:
+        return f"commands of the engine go after --: ./run -- deepinfer {word} …"
+    return f"commands go after --: ./run -- {word} …" if word in ("deepinfer", "python", "python3", "pytest") else ""
 
 
 def _without_letters(arguments: list[Argument]) -> list[Argument]:

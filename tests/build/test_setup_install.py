@@ -63,3 +63,15 @@ def test_the_host_gets_a_compiler_if_it_can_be_had(
     monkeypatch.setattr(system, "is_root", lambda: False)
     install.provide_compiler()
     assert len(asked) == 1
+
+
+def test_a_long_step_says_what_it_is_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DEEPINFER_BUILD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(install, "QUIET_S", 0.05)
+    with (tmp_path / "lock").open("w") as lock:
+        install._run(["sleep", "0.3"], "compile deepinfer._C and install the engine", lock.fileno())
+    assert (
+        "set-up: still at it after 0 s: compile deepinfer._C and install the engine (log: " in capsys.readouterr().err
+    )

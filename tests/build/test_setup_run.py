@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from build.setup.program import ENGINE_VERBS
+from deepinfer.cli import VERBS
 from tests.build.setup_project import BASE_PYTHON, Project, pin, pure_wheel, wheel_of
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user, which only root can")
@@ -87,6 +89,9 @@ def test_usage_errors_are_exit_1_and_an_unknown_verb_too(ready: Project) -> None
         (["--offline"], "--offline needs"),
         (["--offline", "/nonexistent", "show"], "--offline before the verb goes with DEEPINFER_PYTHON"),
         (["shwo"], "no verb 'shwo'; did you mean 'show'?"),
+        (["ask", "--model", "m", "x"], "commands of the engine go after --: ./run -- deepinfer ask …"),
+        (["deepinfer", "ask"], "commands go after --: ./run -- deepinfer …"),
+        (["bench", "--help"], "./run -- deepinfer bench …"),
         (["show", "--wrod", "x"], "show has no option '--wrod'; did you mean '--word'?"),
         (["show", "--word"], "--word needs a value"),
         (["show", "extra"], "'extra' is none"),
@@ -99,6 +104,10 @@ def test_usage_errors_are_exit_1_and_an_unknown_verb_too(ready: Project) -> None
         ended = ready.run(*words)
         assert ended.code == 1 and text in ended.err and ended.out == "" and "Traceback" not in ended.err
         assert ended.err.startswith("error: ") and "next step: " in ended.err
+
+
+def test_the_engines_verbs_are_known() -> None:
+    assert sorted(ENGINE_VERBS) == sorted(verb.name for verb in VERBS)
 
 
 def test_help_of_a_verb_does_nothing_else(ready: Project) -> None:
