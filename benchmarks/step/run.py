@@ -106,7 +106,7 @@ def _run(
     if notice := products.notice():
         say(notice)
     clock = measure.Cold(plain, device, known["cache_bytes"])
-    forwards = [(f"decode, {rows} rows", made.decode(rows)) for rows in order.rows]
+    forwards = [(f"decode, {rows} {'row' if rows == 1 else 'rows'}", made.decode(rows)) for rows in order.rows]
     # Last, for it writes where the decode steps' first sequence goes on.
     forwards.append((f"prefill, {order.chunk} rows", made.prefill(order.context, order.chunk)))
     for name, batch in forwards:

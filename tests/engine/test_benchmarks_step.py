@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -49,7 +51,11 @@ def zeros(*shape: int, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
 def dry(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("step")
     options = ["--rows", "1,3", "--chunk", "48", "--context", "512", "--engram-rows", "300", "--out", str(out)]
-    assert command.main(["--dry-run", "--json", *options]) == 0
+    told = io.StringIO()
+    with contextlib.redirect_stderr(told):
+        assert command.main(["--dry-run", "--json", *options]) == 0
+    assert "decode, 1 row\ndecode, 3 rows\n" in told.getvalue()
+    assert told.getvalue().endswith("the times mean nothing\n")
     return out
 
 
