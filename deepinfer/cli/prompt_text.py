@@ -18,7 +18,8 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 _REPLACED = re.compile(r"(?<![\w?!])\?{4,}")
 """Four question marks or more that follow no letter or digit: "what????" is somebody's style, "????" is not."""
 UTF16 = (b"\xff\xfe", b"\xfe\xff")
-_ADVICE = "set a UTF-8 locale (export LC_ALL=C.UTF-8), or put the prompt into a UTF-8 file and give --file"
+_LOCALE = "set a UTF-8 locale (export LC_ALL=C.UTF-8)"
+_ADVICE = f"{_LOCALE}, or put the prompt into a UTF-8 file and give --file"
 _AS_IT_IS = "; if it is meant so, --as-it-is"
 
 
@@ -108,7 +109,7 @@ def prompt_of(arguments: list[str], file: str | None, *, as_it_is: bool = False)
     if arguments and file is not None:
         raise UsageError("a prompt and --file were given", next_step="give one of the two")
     if arguments and arguments[0] != STDIN:
-        where, text = "the prompt", _argument(arguments[0])
+        where, text = "the prompt", check_argument(arguments[0])
     else:
         name = STDIN if file is None else file
         where = "stdin" if name == STDIN else name
@@ -121,13 +122,20 @@ def prompt_of(arguments: list[str], file: str | None, *, as_it_is: bool = False)
     return check_text(text, where, as_it_is=as_it_is)
 
 
-def _argument(text: str) -> str:
-    """An argument, which Python has decoded by the locale: only UTF-8 gives what was typed."""
+def check_argument(text: str, where: str = "") -> str:
+    """A text of the command line, which Python has decoded by the locale: only UTF-8 gives what was typed.
+
+    where: the option that it belongs to; '': it is the prompt.
+
+    Raises:
+        InputError: it is not what was typed.
+    """
     encoding = sys.getfilesystemencoding()
     if not text.isascii() and encoding.lower().replace("_", "-") not in ("utf-8", "utf8"):
         raise InputError(
-            f"the prompt cannot be taken from the command line: the locale's encoding is {encoding}, not UTF-8",
+            f"{where or 'the prompt'} cannot be taken from the command line: the locale's encoding is {encoding}, "
+            "not UTF-8",
             cause="an argument is read by the locale, and this one has characters beyond ASCII",
-            next_step=_ADVICE,
+            next_step=_LOCALE if where else _ADVICE,
         )
     return text

@@ -8,7 +8,7 @@ import difflib
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from deepinfer.cli.prompt_text import check_text
+from deepinfer.cli.prompt_text import check_argument, check_text
 from deepinfer.errors import DeepInferError, InputError, UsageError
 
 if TYPE_CHECKING:
@@ -134,6 +134,7 @@ def params_of_options(args: argparse.Namespace) -> SamplingParams:
     Raises:
         UsageError: a value is not allowed; the message names the option's field.
     """
+    _check_locale(args)
     try:
         params = params_of(given_options(args))
         check_structure_of(params)
@@ -144,6 +145,15 @@ def params_of_options(args: argparse.Namespace) -> SamplingParams:
     except (TypeError, ValueError) as problem:
         raise _bad_option(str(problem), args) from problem
     return params
+
+
+def _check_locale(args: argparse.Namespace) -> None:
+    for option, texts in (("--stop", args.stop), ("--structure", args.structure)):
+        for text in texts or ():
+            try:
+                check_argument(text, option)
+            except InputError as problem:
+                raise UsageError(problem.what, cause=problem.cause, next_step=problem.next_step) from problem
 
 
 def _bad_option(what: str, args: argparse.Namespace) -> UsageError:

@@ -130,12 +130,24 @@ def test_a_second_run_with_the_same_output_is_refused_at_once(
     assert "out.jsonl is being written by another process" in capsys.readouterr().err
 
 
-def test_a_prompt_through_a_locale_that_is_not_utf8(run_python: Run) -> None:
+@pytest.mark.parametrize(
+    ("words", "code", "named"),
+    [
+        (("café",), 2, "the prompt"),
+        (("--stop", "é", "fox"), 1, "--stop"),
+        (("--structure", "choice", "é|ü", "fox"), 1, "--structure"),
+    ],
+    ids=["prompt", "stop", "structure"],
+)
+def test_a_text_through_a_locale_that_is_not_utf8(
+    run_python: Run, words: tuple[str, ...], code: int, named: str
+) -> None:
     # As a machine without a UTF-8 locale has it; Python helps itself out of the C locale unless it is told not to.
     locale = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
-    done = run_python("-m", "deepinfer", *ASK, "café", **locale)
-    assert done.returncode == 2 and "Traceback" not in done.stderr
-    assert "the locale's encoding is ascii" in done.stderr and "export LC_ALL=C.UTF-8" in done.stderr
+    done = run_python("-m", "deepinfer", *ASK, *words, **locale)
+    assert done.returncode == code and "Traceback" not in done.stderr
+    assert f"{named} cannot be taken from the command line: the locale's encoding is ascii" in done.stderr
+    assert "export LC_ALL=C.UTF-8" in done.stderr
 
 
 @pytest.mark.parametrize("verb", ["ask", "generate", "bench"])
