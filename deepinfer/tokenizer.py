@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import torch
 
 from deepinfer.errors import CheckpointError
+from deepinfer.json_text import strict_json
 from deepinfer.loading.compressed_vocabulary import compressed_lookup
 from deepinfer.packages import need
 from deepinfer.token_bytes import converter
@@ -86,9 +86,9 @@ def _load(folder: Path) -> Any:
     for name in ("tokenizer.json", "tokenizer_config.json"):
         path = folder / name
         try:
-            json.loads(path.read_text(encoding="utf-8"))
+            strict_json(path.read_bytes())
         except (OSError, ValueError) as problem:
-            reason = problem.strerror if isinstance(problem, OSError) else f"it is not JSON: {problem}"
+            reason = problem.strerror if isinstance(problem, OSError) else f"it is not JSON that can be used: {problem}"
             raise CheckpointError(
                 f"{path} cannot be read: {reason}", next_step="fetch the checkpoint's tokenizer files again"
             ) from problem

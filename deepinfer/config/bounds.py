@@ -61,8 +61,8 @@ WHOLE = {
 """Key -> the least and the most."""
 NUMBERS = {
     "rms_norm_eps": (1e-30, 1.0),
-    "rope_theta": (1.0, 1e12),
-    "compress_rope_theta": (1.0, 1e12),
+    "rope_theta": (2.0, 1e12),
+    "compress_rope_theta": (2.0, 1e12),
     "factor": (1.0, 1e6),
     "beta_fast": (1e-3, 1e6),
     "beta_slow": (1e-3, 1e6),

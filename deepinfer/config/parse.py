@@ -23,6 +23,7 @@ from deepinfer.config.model import (
     Yarn,
 )
 from deepinfer.errors import ConfigError
+from deepinfer.folders import is_folder
 from deepinfer.json_text import strict_json
 
 _FIXED = {
@@ -138,7 +139,7 @@ def read_config(folder: Path) -> ModelConfig:
     except OSError as problem:
         raise ConfigError(
             f"{path} cannot be read: {problem.strerror}",
-            cause="the folder is not a checkpoint" if folder.is_dir() else "there is no such folder",
+            cause="the folder is not a checkpoint" if is_folder(folder) else "there is no such folder",
             next_step="--model takes the folder that holds config.json and the .safetensors files",
         ) from problem
     except ValueError as problem:

@@ -19,6 +19,7 @@ from deepinfer.engine.placement import Backend, device_of, kernels_of, tables_on
 from deepinfer.engine.prompts import Prompt, checked, is_id, is_ids, is_single, named, paired
 from deepinfer.engine.sequence import Request
 from deepinfer.errors import CheckpointError, DeepInferError
+from deepinfer.folders import is_folder, is_there
 from deepinfer.model.deep_gemm import Gemm
 from deepinfer.model.load import LoadFormat, Progress, load_model
 from deepinfer.model.model import KEEP_TOKENS, Truncation
@@ -101,10 +102,10 @@ class LLM:
             prefix_caching=prefix_caching,
         )
         path = Path(folder)
-        if not path.is_dir():
+        if not is_folder(path):
             raise CheckpointError(
                 f"{path} is no folder",
-                cause="a model is named by the folder that it was downloaded to" if not path.exists() else "",
+                cause="a model is named by the folder that it was downloaded to" if not is_there(path) else "",
                 next_step="give the folder with config.json in it; `deepinfer tiny DIR` writes one to try",
             )
         self.folder, self.device = path, device_of(device)

@@ -5,7 +5,7 @@ Tensors are memory-mapped: reading one costs no more host memory than itself, an
 
 from __future__ import annotations
 
-import json
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -16,6 +16,8 @@ import torch
 
 from deepinfer.config import ModelConfig
 from deepinfer.errors import CheckpointError
+from deepinfer.folders import is_folder, is_plain_file, is_there
+from deepinfer.json_text import strict_json
 from deepinfer.loading.inventory import OPTIONAL_PREFIXES, TensorSpec, inventory
 from deepinfer.packages import need
 
@@ -51,9 +53,10 @@ class Checkpoint:
             checkpoint.finish()
     """
 
-    def __init__(self, folder: Path, places: Mapping[str, Place]) -> None:
+    def __init__(self, folder: Path, places: Mapping[str, Place], specs: Mapping[str, TensorSpec]) -> None:
         self.folder = folder
         self.places = places
+        self._specs = specs
         self.left = set(places)
         self._files: dict[str, Any] = {}
         self._stack = ExitStack()
@@ -67,7 +70,8 @@ class Checkpoint:
         """
         named = _index(folder)
         found = _Found(folder, named)
-        problems = found.problems + found.against(inventory(config))
+        specs = inventory(config)
+        problems = found.problems + found.against(specs)
         if problems:
             raise CheckpointError(
                 f"the checkpoint in {folder} does not fit its config.json:\n"
@@ -75,7 +79,7 @@ class Checkpoint:
                 cause="a download that did not end, or files of another model",
                 next_step="fetch the files that are named again, and compare config.json with theirs",
             )
-        return cls(folder, {name: place for name, (place, _) in found.tensors.items()})
+        return cls(folder, {name: place for name, (place, _) in found.tensors.items()}, specs)
 
     def __enter__(self) -> Checkpoint:
         return self
@@ -88,12 +92,22 @@ class Checkpoint:
         return name in self.places
 
     def take(self, name: str) -> torch.Tensor:
-        """A tensor, mapped from its file. Each can be taken once; a second time is a mistake of the caller's."""
+        """A tensor, mapped from its file. Each can be taken once; a second time is a mistake of the caller's.
+
+        Raises:
+            CheckpointError: its file is not as it was when it was examined.
+        """
         self.left.remove(name)
-        place = self.places[name]
-        if place.file not in self._files:
-            self._files[place.file] = self._stack.enter_context(_library().safe_open(self.folder / place.file, "pt"))
-        tensor: torch.Tensor = self._files[place.file].get_tensor(place.name)
+        place, library = self.places[name], _library()
+        try:
+            if place.file not in self._files:
+                self._files[place.file] = self._stack.enter_context(library.safe_open(self.folder / place.file, "pt"))
+            tensor: torch.Tensor = self._files[place.file].get_tensor(place.name)
+        except (OSError, library.SafetensorError) as problem:
+            raise _changed(self.folder / place.file, str(problem)) from problem
+        found = TensorSpec(tuple(tensor.shape), tensor.dtype)
+        if found != self._specs[name]:
+            raise _changed(self.folder / place.file, f"{name} is {_shown(found)} now")
         return tensor
 
     def finish(self) -> None:
@@ -105,6 +119,14 @@ class Checkpoint:
             )
 
 
+def _changed(file: Path, what: str) -> CheckpointError:
+    return CheckpointError(
+        f"{file} has changed since it was examined, a moment ago: {what}",
+        cause="something writes the checkpoint's files or removes them while they are read",
+        next_step="wait until the files are whole, and run the same command again",
+    )
+
+
 def _library() -> Any:
     """The package safetensors, which only checkpoints need."""
     return need("safetensors", "reading a checkpoint", otherwise="--load-format dummy makes weights without it")
@@ -113,16 +135,16 @@ def _library() -> Any:
 def _index(folder: Path) -> dict[str, str]:
     """Tensor name as the index has it -> file. Without an index, of the single file."""
     path = folder / INDEX
-    if not path.exists() and (folder / SINGLE).exists():
+    if not is_there(path) and is_there(folder / SINGLE):
         return {}
     try:
-        weight_map = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
+        weight_map = strict_json(path.read_bytes())["weight_map"]
         if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
             raise TypeError("weight_map is no object of file names")
     except OSError as problem:
         raise CheckpointError(
             f"{path} cannot be read: {problem.strerror}",
-            cause="the folder holds no weights" if folder.is_dir() else "there is no such folder",
+            cause="the folder holds no weights" if is_folder(folder) else "there is no such folder",
             next_step="--model takes the folder with config.json, the index and the .safetensors files; "
             "--load-format dummy needs config.json only",
         ) from problem
@@ -131,10 +153,29 @@ def _index(folder: Path) -> dict[str, str]:
             f"{path} is no index of safetensors files: {type(problem).__name__} {problem}",
             next_step="fetch it again",
         ) from None
-    outside = sorted({file for file in weight_map.values() if Path(file).name != file})
+    outside = sorted({file for file in weight_map.values() if not _is_name(file)})
     if outside:
-        raise CheckpointError(f"{path} names files outside of its folder: {_list(outside)}", next_step="fetch it again")
+        raise CheckpointError(
+            f"{path} names what is no file in its folder: {_list(list(map(ascii, outside)))}",
+            next_step="fetch it again",
+        )
+    twice = sorted(name for name in weight_map if PREFIX + name in weight_map)
+    if twice:
+        raise CheckpointError(
+            f"{path} names tensors both with {PREFIX!r} before them and without: {_list(twice)}",
+            cause="it is of two files, or of two revisions of the model",
+            next_step="fetch it again",
+        )
     return weight_map
+
+
+def _is_name(file: str) -> bool:
+    """Whether a text is the name of a file, and of none in another folder."""
+    try:
+        os.fsencode(file)
+    except UnicodeEncodeError:
+        return False
+    return "\0" not in file and file not in ("", ".", "..") and Path(file).name == file
 
 
 class _Found:
@@ -160,6 +201,10 @@ class _Found:
 
     def _read(self, file: str) -> None:
         library = _library()
+        if not is_plain_file(self.folder / file):
+            self.unread.add(file)
+            self.problems.append(f"{file} {'is no file' if is_there(self.folder / file) else 'is missing'}")
+            return
         try:
             with library.safe_open(self.folder / file, "pt") as opened:
                 for name in opened.keys():  # noqa: SIM118  # it is no dictionary
@@ -171,8 +216,7 @@ class _Found:
                     self.tensors[_plain(name)] = (Place(file, name), what)
         except (OSError, library.SafetensorError) as problem:
             self.unread.add(file)
-            reason = "is missing" if isinstance(problem, FileNotFoundError) else f"is damaged or cut off: {problem}"
-            self.problems.append(f"{file} {reason}")
+            self.problems.append(f"{file} is damaged or cut off: {problem}")
 
     def against(self, expected: Mapping[str, TensorSpec]) -> list[str]:
         """What is missing, too much or of another kind than expected. Tensors that may be ignored are dropped."""

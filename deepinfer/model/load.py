@@ -6,6 +6,7 @@ only, and on a CPU for what is touched, which is the files' pages themselves but
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ from deepinfer.tokenizer import Tokenizer
 LoadFormat = Literal["auto", "dummy"]
 Progress = Callable[[int, int], None]
 """Told (bytes of weights brought so far, bytes in all)."""
+_NO_ROOM = ("can't allocate memory", "size calculation overflowed")
 _UNUSED = ("mtp.", "vision.", "aligner.", "image_")
 """What no forward reads yet: the draft model and the image encoder. Examined with the rest, and not brought."""
 
@@ -91,7 +93,11 @@ def load_model(
     products = products_of(gemm, where)
     with_tokenizer = load_format == "auto" or (folder / "tokenizer.json").exists()
     tokenizer = Tokenizer(folder) if with_tokenizer else None
+    if tokenizer is not None:
+        _check_special(config, tokenizer)
     lookup = _lookup(config, tokenizer)
+    if load_format == "dummy":  # those of files are mapped, and need not be in memory as a whole
+        _check_host(config, where, tables, engram_rows, gemm)
     try:
         if load_format == "dummy":
             weights = _dummy(config, where, tables, seed, engram_rows, progress, products)
@@ -104,10 +110,32 @@ def load_model(
             keep_tokens=keep_tokens,
             max_positions=max_positions,
         )
-    except torch.OutOfMemoryError as problem:
+    except RuntimeError as problem:
+        if not is_out_of_memory(problem):
+            raise
         raise _out_of_memory(config, where, tables, engram_rows, gemm) from problem
     stop_ids = (tokenizer.eos_id,) if tokenizer is not None else ()
     return LoadedModel(config, model, tokenizer, stop_ids, gemm, products.notice())
+
+
+def _check_host(
+    config: ModelConfig, device: torch.device, tables: torch.device, engram_rows: int | None, gemm: Gemm
+) -> None:
+    """Refuse weights that the host is to hold and has no room for: Linux may give the memory, and end the process."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if device.type == "cpu" and _wanted(config, engram_rows) > memory:
+        raise _out_of_memory(config, device, tables, engram_rows, gemm)
+    of_tables = _wanted(config, engram_rows, TABLE)
+    if tables.type == "cpu" and of_tables > memory:
+        raise DeepInferError(
+            f"the n-gram tables do not fit the host: they take {of_tables / 2**30:.1f} GiB",
+            next_step="--engram-rows N leaves most of their rows out, for trials",
+        )
+
+
+def is_out_of_memory(problem: RuntimeError) -> bool:
+    """Whether torch found no room: on a CPU it has no error of its own for that."""
+    return isinstance(problem, torch.OutOfMemoryError) or any(text in str(problem) for text in _NO_ROOM)
 
 
 def _out_of_memory(
@@ -127,6 +155,19 @@ def _out_of_memory(
         + ("; --gemm deep_gemm doubles what experts take" if gemm != "exact" else ""),
         next_step="; ".join(ways) or "use a device with more memory, or end what else runs there",
     )
+
+
+def _check_special(config: ModelConfig, tokenizer: Tokenizer) -> None:
+    for name, said, found in (
+        ("bos_token_id", config.special.bos, tokenizer.bos_id),
+        ("eos_token_id", config.special.eos, tokenizer.eos_id),
+    ):
+        if said not in (None, found):
+            raise CheckpointError(
+                f"config.json says {name} {said}, and the tokenizer has {found}",
+                cause="tokenizer.json and config.json are of different models, or of different revisions of one",
+                next_step="fetch both again from the same place",
+            )
 
 
 def _lookup(config: ModelConfig, tokenizer: Tokenizer | None) -> torch.Tensor | None:

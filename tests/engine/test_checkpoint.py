@@ -162,12 +162,50 @@ def test_an_index_that_disagrees_with_its_files(copy: Path) -> None:
         ("{", "is no index of safetensors files"),
         ("[]", "is no index of safetensors files"),
         ('{"weight_map": {"a": 3}}', "is no index of safetensors files"),
-        ('{"weight_map": {"a": "../../etc/passwd"}}', "names files outside of its folder"),
+        ('{"weight_map": {"a": "../../etc/passwd"}}', "names what is no file in its folder: '../../etc/passwd'"),
+        ('{"weight_map": {"a": ".."}}', "names what is no file in its folder: '..'"),
+        ('{"weight_map": {"a": "."}}', "names what is no file in its folder: '.'"),
+        ('{"weight_map": {"a": ""}}', "names what is no file in its folder: ''"),
+        ('{"weight_map": {"a": "\\ud800"}}', "names what is no file in its folder: '\\ud800'"),
+        ('{"weight_map": {"a": "\\u0000"}}', "names what is no file in its folder: '\\x00'"),
+        ('{"weight_map": {"a": "x"}, "weight_map": {}}', '"weight_map" twice'),
+        ('{"weight_map": {"a": "x", "a": "y"}}', '"a" twice'),
+        ('{"weight_map": {"a": "x", "model.a": "x"}}', "names tensors both with 'model.' before them and without: a"),
+        ("[" * 200_000, "nested too deeply"),
+        ('{"weight_map": {"a": "folder"}}', "folder is no file"),
+        ('{"weight_map": {"a": "pipe"}}', "pipe is no file"),
     ],
 )
 def test_an_index_that_is_none(copy: Path, text: str, expected: str) -> None:
     (copy / INDEX).write_text(text)
+    (copy / "folder").mkdir()
+    os.mkfifo(copy / "pipe")
     assert expected in refused(copy)
+
+
+def removed(file: Path) -> None:
+    file.unlink()
+
+
+def cut(file: Path) -> None:
+    os.truncate(file, 100)
+
+
+def swapped(file: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    held = load_file(file)
+    save_file({name: torch.zeros(3) for name in held}, file)
+
+
+@pytest.mark.parametrize("change", [removed, cut, swapped])
+def test_a_file_that_changes_after_it_was_examined(copy: Path, change: Callable[[Path], None]) -> None:
+    with Checkpoint.open(copy, read_config(copy)) as checkpoint:
+        file = copy / checkpoint.places["norm.weight"].file
+        change(file)
+        with pytest.raises(CheckpointError, match=f"{file.name} has changed since it was examined") as told:
+            checkpoint.take("norm.weight")
+        assert "next step" in str(told.value)
 
 
 def test_no_weights_at_all(copy: Path) -> None:

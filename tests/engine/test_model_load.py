@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from deepinfer.errors import CheckpointError, ConfigError
+from deepinfer import LLM
+from deepinfer.errors import CheckpointError, ConfigError, DeepInferError
 from deepinfer.loading.tiny import VOCABULARY, tiny_config, write_tiny
-from deepinfer.model.load import LoadedModel, load_model
+from deepinfer.model.load import LoadedModel, is_out_of_memory, load_model
 from deepinfer.model.model import Model
 from deepinfer.model.weights import gather_weights
 from tests.engine.model_runs import Story, caches, config, forward, prompt, single_thread, tensors
@@ -93,3 +94,55 @@ def test_another_models_tokenizer_is_refused(folder: Path, tmp_path: Path) -> No
     (other / "config.json").write_text(json.dumps(values), encoding="utf-8")
     with pytest.raises(CheckpointError, match="431 ids, and config"):
         load_model(other, device="cpu")
+
+
+@pytest.mark.parametrize(("key", "said", "has"), [("eos_token_id", 5, 1), ("bos_token_id", 1, 0)])
+def test_tokens_that_the_tokenizer_has_elsewhere(folder: Path, tmp_path: Path, key: str, said: int, has: int) -> None:
+    values = {**tiny_config(), key: said}
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(folder / name, tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(values), encoding="utf-8")
+    with pytest.raises(CheckpointError, match=f"says {key} {said}, and the tokenizer has {has}"):
+        load_model(tmp_path, device="cpu", load_format="dummy")
+
+
+def test_dummy_weights_that_no_machine_has_room_for_are_not_begun(tmp_path: Path) -> None:
+    values = tiny_config()
+    values["text_config"] |= {"engram_vocab_size": 2**28, "engram_head_dim": 8192, "hidden_size": 2**17}
+    (tmp_path / "config.json").write_text(json.dumps(values), encoding="utf-8")
+    told: list[tuple[int, int]] = []
+    with pytest.raises(DeepInferError, match=r"do not fit cpu: they take \d+\.\d GiB, \d+\.\d of them") as refused:
+        load_model(tmp_path, device="cpu", load_format="dummy", progress=lambda done, of: told.append((done, of)))
+    assert "--engram-rows" in str(refused.value) and not told
+    with pytest.raises(DeepInferError, match="the n-gram tables do not fit the host: they take"):
+        load_model(tmp_path, device="meta", engram_device="cpu", load_format="dummy")
+
+
+def test_what_torch_says_where_there_is_no_room() -> None:
+    for size in ((2**45,), (2**40, 2**40)):
+        with pytest.raises(RuntimeError) as told:
+            torch.empty(size)
+        assert is_out_of_memory(told.value)
+    assert is_out_of_memory(torch.OutOfMemoryError("no")) and not is_out_of_memory(RuntimeError("shape"))
+
+
+@pytest.mark.parametrize("name", ["x" * 5000, "x/" * 3000])
+def test_a_name_that_can_be_none(name: str) -> None:
+    with pytest.raises(ConfigError, match="there is no such folder"):
+        load_model(Path(name), device="cpu")
+    with pytest.raises(CheckpointError, match="is no folder"):
+        LLM(name, device="cpu")
+    with pytest.raises(CheckpointError, match="is no folder"):
+        LLM(f"{name}\0", device="cpu")
+
+
+@pytest.mark.parametrize("file", ["tokenizer.json", "tokenizer_config.json"])
+@pytest.mark.parametrize(("text", "why"), [("[" * 200_000, "nested too deeply"), ('{"a": 1, "a": 2}', '"a" twice')])
+def test_tokenizer_files_that_python_would_read_otherwise(
+    folder: Path, tmp_path: Path, file: str, text: str, why: str
+) -> None:
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(folder / name, tmp_path)
+    (tmp_path / file).write_text(text, encoding="utf-8")
+    with pytest.raises(CheckpointError, match=f"{file} cannot be read: it is not JSON that can be used: it .*{why}"):
+        load_model(tmp_path, device="cpu")

@@ -1,0 +1,21 @@
+"""Whether a path that somebody gave leads somewhere; a name that cannot be one (too long, a null byte) does not."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def is_folder(path: Path) -> bool:
+    """As Path.is_dir, which raises OSError for a name of thousands of letters."""
+    return os.path.isdir(path)  # noqa: PTH112
+
+
+def is_there(path: Path) -> bool:
+    """As Path.exists, without its errors."""
+    return os.path.exists(path)  # noqa: PTH110
+
+
+def is_plain_file(path: Path) -> bool:
+    """Whether it is, perhaps through links, a file whose end comes: no pipe, device or folder."""
+    return os.path.isfile(path)  # noqa: PTH113
