@@ -10,11 +10,12 @@ from deepinfer.errors import DeepInferError
 
 DEPENDENCIES = ("numpy>=1.26", "safetensors>=0.4.3", "tokenizers>=0.20")
 """What an installer brings, as pyproject.toml has it, with the oldest versions that work."""
-_BROUGHT = tuple(name.partition(">")[0] for name in DEPENDENCIES)
+BROUGHT = tuple(name.partition(">")[0] for name in DEPENDENCIES)
+"""Their names alone."""
 _COMMANDS = {
     "torch": "install the torch that fits this machine's driver (pip install torch)",
     "triton": "pip install triton; torch for CUDA brings the one that fits it",
-    **{name: f"pip install '{line}'" for name, line in zip(_BROUGHT, DEPENDENCIES, strict=True)},
+    **{name: f"pip install '{line}'" for name, line in zip(BROUGHT, DEPENDENCIES, strict=True)},
 }
 
 
@@ -69,7 +70,7 @@ def _absent(what: str, package: str, otherwise: str = "") -> DeepInferError:
         cause="this is another Python than deepinfer was installed for, or "
         + (
             "it was installed without its dependencies"
-            if package in _BROUGHT
+            if package in BROUGHT
             else "it is left to you to choose one, since an image has its own"
         ),
         next_step=_COMMANDS[package] + (f", or {otherwise}" if otherwise else ""),

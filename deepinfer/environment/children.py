@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -26,12 +27,46 @@ _BOOT = (
 
 def examine_all(timeout_s: float) -> list[dict[str, Any]]:
     """The rows of all parts, in the order of PARTS. Each has name, status, version, path, reason and details."""
+    started = _Started()
     with ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as pool:
-        return list(pool.map(lambda name: examine(name, timeout_s), PARTS))
+        try:
+            return list(pool.map(lambda name: examine(name, timeout_s, started), PARTS))
+        except BaseException:  # Ctrl-C: what hangs would be waited for
+            pool.shutdown(wait=False, cancel_futures=True)
+            started.end()
+            raise
 
 
-def examine(name: str, timeout_s: float) -> dict[str, Any]:
-    """One part's row.
+class _Started:
+    """Children that are to end when nobody waits for their answers any more."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._children: list[subprocess.Popen[bytes]] = []
+        self._ended = False
+
+    def add(self, child: subprocess.Popen[bytes]) -> None:
+        """One more; it ends at once if the others have been ended."""
+        with self._lock:
+            self._children.append(child)
+            if self._ended:
+                self._kill(child)
+
+    def end(self) -> None:
+        """End them all, and those that are added from now on."""
+        with self._lock:
+            self._ended = True
+            for child in self._children:
+                self._kill(child)
+
+    @staticmethod
+    def _kill(child: subprocess.Popen[bytes]) -> None:
+        if child.poll() is None:
+            os.killpg(child.pid, signal.SIGKILL)
+
+
+def examine(name: str, timeout_s: float, started: _Started | None = None) -> dict[str, Any]:
+    """One part's row. started: told of the process that looks.
 
     status: "present"; "absent" (not here, which need not be wrong); "failed" (here, and raises); "crashed" (ended its
     process); "timeout". `reason` says why for all but the first.
@@ -46,6 +81,8 @@ def examine(name: str, timeout_s: float) -> dict[str, Any]:
             )
         finally:
             os.close(writer)
+        if started is not None:
+            started.add(child)
         row = _outcome(child, timeout_s) or _read(pipe.read())
         if row["status"] == "crashed":
             said.seek(0)

@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 import deepinfer
-from deepinfer import activation, envs, platform
+from deepinfer import activation, envs, packages, platform
 from deepinfer.environment.children import examine_all
 from deepinfer.environment.requirements import RANGES
 from deepinfer.errors import VariableError
@@ -166,7 +166,10 @@ def _part_notices(parts: list[dict[str, Any]]) -> Iterator[str]:
     ])  # fmt: skip
     if torch["status"] != "present":
         yield f"torch cannot be used ({torch['reason']}): the engine needs it"
-    elif driver and not torch["details"]["cuda_available"]:
+    for name, line in zip(packages.BROUGHT, packages.DEPENDENCIES, strict=True):
+        if by_name.get(name, {}).get("status") == "absent":
+            yield f"{name} is not installed, and the engine needs it: pip install '{line}'"
+    if torch["status"] == "present" and driver and not torch["details"]["cuda_available"]:
         cuda = torch["details"]["cuda"] or "none"
         yield f"there is a GPU that torch {torch['version']} does not use (its CUDA: {cuda})"
     if len(torch["details"].get("cudart", [])) > 1:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -142,6 +145,25 @@ def test_a_hang_is_a_row_and_leaves_no_process(plant: Callable[[str, str], Path]
     assert not _runs(grandchild), "what it started must end with it"
 
 
+def test_an_interrupt_does_not_wait_for_what_hangs(
+    plant: Callable[[str, str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = tmp_path / "there"
+    source = f"import os, pathlib, time\npathlib.Path({str(there)!r}).write_text(str(os.getpid()))\n"
+    plant("deep_ep", source + "time.sleep(600)")
+    monkeypatch.setattr(children, "PARTS", ("numpy", "deep_ep", "deep_gemm"))
+
+    def interrupt() -> None:
+        while not there.exists() or not there.read_text():
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    with pytest.raises(KeyboardInterrupt):
+        children.examine_all(300)
+    assert not _runs(Path("/proc") / there.read_text() / "stat")
+
+
 def _runs(stat: Path) -> bool:
     try:
         return stat.read_text().split()[2] != "Z"
@@ -182,6 +204,14 @@ def _notices(driver: str, cuda: str | None, nvcc: str, available: bool = True) -
     details = {"cuda": cuda, "cuda_available": available, "cudart": []}
     torch_row = _row("torch", version="2.11.0", details=details)
     return list(report._part_notices([_row("gpu", version=driver), torch_row, _row("toolchain", version=nvcc)]))
+
+
+def test_a_package_that_the_engine_needs_is_told_with_its_command() -> None:
+    details = {"cuda": None, "cuda_available": False, "cudart": []}
+    rows = [_row("gpu"), _row("torch", details=details), _row("toolchain"), _row("numpy", status="absent")]
+    assert list(report._part_notices(rows)) == [
+        "numpy is not installed, and the engine needs it: pip install 'numpy>=1.26'"
+    ]
 
 
 def test_an_old_driver_is_told() -> None:
