@@ -19,3 +19,12 @@ def is_there(path: Path) -> bool:
 def is_plain_file(path: Path) -> bool:
     """Whether it is, perhaps through links, a file whose end comes: no pipe, device or folder."""
     return os.path.isfile(path)  # noqa: PTH113
+
+
+def is_text(path: Path) -> bool:
+    """Whether its bytes are UTF-8: the libraries that read checkpoints open no other files."""
+    try:
+        os.fsencode(path).decode()
+    except UnicodeError:
+        return False
+    return True

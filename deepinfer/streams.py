@@ -19,12 +19,15 @@ from deepinfer.errors import UsageError
 
 @contextlib.contextmanager
 def standard() -> Iterator[None]:
-    """In this block writing to stderr never fails, a closed stdout is an error for who writes to it, and no file that
-    is opened takes the number of a standard stream.
+    """In this block writing to stderr never fails, a closed stdout is an error for who writes to it, no file that is
+    opened takes the number of a standard stream, and stdout takes the name of any file, whose bytes may be no text.
     """
     for descriptor in range(3):
         _occupy(descriptor)
     before = sys.stdout, sys.stderr
+    errors = getattr(sys.stdout, "errors", None)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
     if sys.stdout is None:
         sys.stdout = cast(io.TextIOWrapper, _ClosedStdout())
     if sys.stderr is None or sys.stderr is sys.__stderr__:
@@ -36,6 +39,8 @@ def standard() -> Iterator[None]:
     finally:
         sys.stderr.flush()
         sys.stdout, sys.stderr = before
+        if isinstance(sys.stdout, io.TextIOWrapper) and not sys.stdout.closed:
+            sys.stdout.reconfigure(errors=errors)
 
 
 def need_stdout() -> None:

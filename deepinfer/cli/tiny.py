@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from deepinfer import interrupts
+
 HELP = "write a small model in the real checkpoint format, with random weights, to try everything on"
 
 
@@ -18,6 +20,7 @@ def run(args: argparse.Namespace) -> int:
     """Write it and say how large it is."""
     from deepinfer.loading.tiny import write_tiny
 
-    size = write_tiny(args.folder, args.seed)
+    with interrupts.termination_too():
+        size = write_tiny(args.folder, args.seed)
     print(f"{args.folder}: {size / 1e6:.1f} MB of random weights")
     return 0

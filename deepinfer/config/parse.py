@@ -23,7 +23,7 @@ from deepinfer.config.model import (
     Yarn,
 )
 from deepinfer.errors import ConfigError
-from deepinfer.folders import is_folder
+from deepinfer.folders import is_folder, is_text
 from deepinfer.json_text import strict_json
 
 _FIXED = {
@@ -134,6 +134,11 @@ def read_config(folder: Path) -> ModelConfig:
         ConfigError: there is no config.json, it is no JSON, or something in it is not as it must be.
     """
     path = folder / "config.json"
+    if not is_text(folder):
+        raise ConfigError(
+            f"the name of the folder {str(folder)!a} is no UTF-8, and its files cannot be opened",
+            next_step="give the folder another name, or a link to it",
+        )
     try:
         values = strict_json(path.read_bytes())
     except OSError as problem:

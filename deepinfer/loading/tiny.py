@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from deepinfer.config import parse_config
+from deepinfer.loading.checkpoint import INDEX
 from deepinfer.loading.dummy import dummy_tensors
 from deepinfer.loading.tiny_tokenizer import write_tokenizer
 from deepinfer.loading.write import new_folder, write_shards
@@ -119,7 +120,7 @@ def write_tiny(folder: Path, seed: int = 0) -> int:
     config = parse_config(values)
     for name in ("safetensors.torch", "tokenizers"):  # imported before there is anything that would be left half done
         need(name, "writing a checkpoint")
-    with new_folder(folder) as aside:
+    with new_folder(folder, last=INDEX) as aside:
         (aside / "config.json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
         write_tokenizer(aside, VOCABULARY)
         write_shards(aside, dummy_tensors(config, seed), shards=2)

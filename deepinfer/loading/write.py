@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -14,44 +15,91 @@ from pathlib import Path
 import torch
 
 from deepinfer.errors import DeepInferError, UsageError, unwritable
+from deepinfer.folders import is_text
 from deepinfer.loading.checkpoint import INDEX
 from deepinfer.packages import need
 
 
 @contextlib.contextmanager
-def new_folder(folder: Path) -> Iterator[Path]:
+def new_folder(folder: Path, *, last: str) -> Iterator[Path]:
     """A folder to fill, which takes the place of `folder` when the block ends well, and is removed otherwise.
 
+    An empty folder that is there already stays, because it may be a mount point, or the one that a shell stands in:
+    its files are written into a hidden folder within it, and then take their places one by one.
+
+    Args:
+        last: the file without which the others are nothing: it is the last to take its place.
+
     Raises:
-        UsageError: `folder` holds something, is no folder, or its name leads through what is none.
+        UsageError: `folder` holds something, is no folder, its name leads through what is none, or another process
+            was faster.
         DeepInferError: it cannot be made or filled on this machine.
     """
     folder = folder.absolute()
+    if not is_text(folder):
+        raise UsageError(f"{str(folder)!a} is no UTF-8", next_step="name another folder")
     try:
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise UsageError(
-                f"{folder} is there already" + (" and is not empty" if folder.is_dir() else " and is no folder"),
-                next_step="name another folder, or remove this one",
-            )
-        folder.parent.mkdir(parents=True, exist_ok=True)
+        if folder.is_symlink():
+            folder = Path(os.path.realpath(folder))
+        there = folder.exists()
+        if there:
+            _check_empty(folder)
+        else:
+            folder.parent.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
         raise unwritable(f"{folder} cannot be written", problem) from problem
     try:
-        aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+        aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder if there else folder.parent))
         try:
             yield aside
             readable = ~_umask()  # safetensors and mkdtemp keep what they make to the user
             for file in aside.iterdir():
                 file.chmod(0o666 & readable)
-            aside.chmod(0o777 & readable)
-            aside.rename(folder)
+            if there:
+                _move_into(folder, aside, last)
+            else:
+                aside.chmod(0o777 & readable)
+                aside.rename(folder)
         finally:
             shutil.rmtree(aside, ignore_errors=True)
     except OSError as problem:
+        if problem.errno in (errno.EEXIST, errno.ENOTEMPTY):
+            raise UsageError(
+                f"{folder} is not empty any more",
+                cause="another process has written into it meanwhile, perhaps the same command",
+                next_step="use what is there now, or name another folder",
+            ) from problem
         raise DeepInferError(
             f"{folder} cannot be written: {problem.strerror or problem}",
             next_step="make room, or name a folder on a file system with room that you may write to",
         ) from problem
+
+
+def _check_empty(folder: Path) -> None:
+    held = sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else None
+    if held is None:
+        raise UsageError(f"{folder} is there already and is no folder", next_step="name another folder")
+    if held:
+        raise UsageError(
+            f"{folder} is there already and is not empty: it has {', '.join(held[:3])}{', …' if held[3:] else ''}",
+            next_step="name another folder, or remove what is in this one",
+        )
+
+
+def _move_into(folder: Path, aside: Path, last: str) -> None:
+    """Files from `aside` take their places in `folder`, or none does. FileExistsError: something is in a place."""
+    names = sorted((entry.name for entry in aside.iterdir()), key=lambda name: (name == last, name))
+    taken: list[Path] = []
+    try:
+        for name in names:
+            place = folder / name
+            place.touch(exist_ok=False)  # of two processes one gets it
+            taken.append(place)
+            (aside / name).replace(place)
+    except BaseException:
+        for place in taken:
+            place.unlink(missing_ok=True)
+        raise
 
 
 @contextlib.contextmanager

@@ -97,3 +97,15 @@ def test_results_in_a_file_need_no_stdout(tiny_llm: LLM, tmp_path: Path, monkeyp
     options = ["--device", "cpu", "--max-tokens", "2", "--quiet"]
     assert cli.main(["generate", "--model", str(tiny_llm.folder), *files, *options]) == 0
     assert (tmp_path / "out.jsonl").read_text().count("\n") == 1
+
+
+def test_stdout_takes_the_name_of_any_file() -> None:
+    code = "from deepinfer.command_line import exit_code; exit_code(lambda: print('m\\udcff') or 0); print('m\\udcff')"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        capture_output=True,
+        env={**os.environ, "PYTHONIOENCODING": "utf-8:strict"},
+        check=False,
+    )
+    assert done.stdout == b"m\\udcff\n" and b"surrogates not allowed" in done.stderr, "a caller's own stays as it was"
