@@ -31,6 +31,8 @@ def install_for(package: str) -> None:
     command = os.path.basename(sys.argv[0]) if sys.argv else ""  # noqa: PTH119  # pathlib is not imported for it
     if package in (module.partition(".")[0], command):
         _install()
+        if os.getpid() == 1:  # of a container: the kernel would pass SIGTERM over, and `docker stop` wait
+            signal.signal(signal.SIGTERM, _handle)
 
 
 def code() -> int:

@@ -16,13 +16,13 @@ from deepinfer.command_line import exit_code
 
 ROOT = Path(__file__).resolve().parents[2]
 HOOK = """
-import os, signal, sys
+import os, sys
 
 
 class Finder:
     def find_spec(self, name, path=None, target=None):
-        if name == os.environ["STOP_AT"] and os.environ.pop("STOP", ""):
-            os.kill(os.getpid(), signal.SIGINT)
+        if name == os.environ["STOP_AT"] and (number := os.environ.pop("STOP", "")):
+            os.kill(os.getpid(), int(number))
 
 
 sys.meta_path.insert(0, Finder())
@@ -33,7 +33,7 @@ def program(folder: Path, at: str, *command: str) -> subprocess.CompletedProcess
     """`python -m …`, interrupted when it begins to import the module `at`."""
     (folder / "sitecustomize.py").write_text(HOOK)
     (folder / "here").mkdir()
-    environment = {**os.environ, "PYTHONPATH": f"{folder}:{ROOT}", "STOP_AT": at, "STOP": "1"}
+    environment = {**os.environ, "PYTHONPATH": f"{folder}:{ROOT}", "STOP_AT": at, "STOP": "2"}
     return subprocess.run(
         [sys.executable, "-m", *command],
         env=environment, cwd=folder / "here", capture_output=True, text=True, check=False,
@@ -113,8 +113,24 @@ def test_a_program_that_imports_the_package_keeps_its_handlers(tmp_path: Path) -
     assert first == last == "True"
 
 
-def test_the_first_process_of_a_container_ends_too() -> None:
-    # The kernel kills such a process by no signal that it does not handle, its own ones included.
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_process_of_a_container_ends_by_either(number: signal.Signals, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(HOOK)
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}", "STOP_AT": "torch", "STOP": str(int(number))}
+    # Its children are the first processes of a new namespace.
+    start = "import ctypes, os, subprocess, sys\nif ctypes.CDLL(None).unshare(0x20000000): sys.exit(77)\n"
+    start += f"done = subprocess.run([sys.executable, '-m', *{ASK!r}], env={environment!r}, check=False)\n"
+    done = subprocess.run(
+        [sys.executable, "-c", start + "print(done.returncode)"],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if done.returncode == 77:
+        pytest.skip("this machine lets nobody make a namespace of processes, as a container has one")
+    assert (done.stdout, done.stderr) == (f"{128 + number}\n", "stopped\n")
+
+
+def test_where_its_own_signal_does_not_kill_a_process_it_ends_itself() -> None:
+    # The first process of a container is killed by no signal that it does not handle, its own ones included.
     code = "import os, signal; from deepinfer import interrupts; interrupts._install(); "
     code += "os.kill = lambda *_: None; interrupts._handle(signal.SIGINT, None)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=False).returncode == 130
