@@ -16,6 +16,7 @@ from typing import Any
 from deepinfer.cli.prompt_text import UTF16, check_text, decode
 from deepinfer.cli.sampling_options import check_structure_of, params_of
 from deepinfer.errors import InputError
+from deepinfer.json_text import strict_json
 from deepinfer.sampling import SamplingParams
 
 _IMAGES = ("image", "images", "multi_modal_data")
@@ -74,11 +75,11 @@ def parse_requests(data: bytes, where: str, options: Mapping[str, Any], *, as_it
 def _request(number: int, line: bytes, options: Mapping[str, Any], as_it_is: bool) -> LineRequest:
     """One line. TypeError, ValueError, RecursionError: it cannot be taken."""
     try:
-        value = json.loads(line.decode())
+        value = strict_json(line)
     except UnicodeDecodeError as problem:
         raise ValueError(f"it is not UTF-8: its byte {problem.start + 1} is 0x{line[problem.start]:02x}") from problem
     except ValueError as problem:
-        raise ValueError(f"it is not JSON: {problem}") from problem
+        raise ValueError(f"it is not JSON that can be used: {problem}") from problem
     if isinstance(value, str):
         value = {"prompt": value}
     if not isinstance(value, dict):

@@ -51,7 +51,9 @@ def test_the_key_changes_with_what_is_asked_and_not_with_where_it_stands() -> No
 
 
 BAD: dict[str | bytes, str] = {
-    '{"prompt": "x"': "it is not JSON",
+    '{"prompt": "x"': "it is not JSON that can be used",
+    '{"prompt": "x", "n": 1, "prompt": "y"}': 'it is not JSON that can be used: it has "prompt" twice in one object',
+    '{"prompt": "x", "structure": {"kind": "regex", "kind": "ebnf", "grammar": "a"}}': 'it is not JSON that can be used: it has "kind" twice',
     "[1, 2]": "it is neither an object nor a text",
     '{"text": "x"}': 'it has no "prompt"',
     '{"prompt": ""}': 'its "prompt" is empty',
@@ -81,7 +83,7 @@ BAD: dict[str | bytes, str] = {
     '{"prompt": "x", "stop": "\\ud83d"}': "stop is no text: it has the lone surrogate",
     '{"prompt": "???????? ????"}': 'its "prompt" seems to be damaged',
     b'{"prompt": "caf\xe9"}': "it is not UTF-8: its byte 16 is 0xe9",
-    "[" * 100_000: "it is nested too deeply",
+    "[" * 100_000: "it is not JSON that can be used: it is nested too deeply",
 }
 
 
