@@ -25,6 +25,7 @@ import torch
 from deepinfer.command_line import Parser, exit_code
 from deepinfer.config import parse_config
 from deepinfer.errors import DeepInferError
+from deepinfer.loading.checkpoint import INDEX
 from deepinfer.loading.dummy import dummy_tensors
 from deepinfer.loading.inventory import TABLE, inventory
 from deepinfer.loading.tiny import VOCABULARY, tiny_config
@@ -95,7 +96,7 @@ def size(values: Row) -> int:
 def write(folder: Path, values: Row, device: str = "cpu") -> None:
     """Write dummy weights, made on a device, as a checkpoint of eight shards."""
     made = dummy_tensors(parse_config(values), device=device)
-    with new_folder(folder) as aside:
+    with new_folder(folder, last=INDEX) as aside:
         (aside / "config.json").write_text(json.dumps(values), encoding="utf-8")
         write_tokenizer(aside, VOCABULARY)
         write_shards(aside, ((name, tensor.cpu()) for name, tensor in made), shards=8)
