@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 
 from deepinfer.json_text import strict_json
@@ -16,6 +17,10 @@ LONGEST_GRAMMAR = 2**16
 """
 MOST_ENTRIES = 2000
 """Texts of a choice; entries of a list or an object of a JSON schema: 2 s for as many properties."""
+WRITTEN_OUT = 128
+"""Repetitions up to as many are written out when they are compiled, and of more there are as many written out."""
+_PARTS = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|\{\d+(?:,\d*)?\}|.", re.DOTALL)
+"""An escape, a [class], a repetition, or another letter."""
 
 
 def text_of(structure: Structure) -> str:
@@ -28,7 +33,7 @@ def text_of(structure: Structure) -> str:
     if structure.kind == "json":
         return _schema_text(grammar)
     if isinstance(grammar, str):
-        _check_size(len(grammar), 0)
+        _check_size(_size(grammar), 0)
         return checked_regex(grammar) if structure.kind == "regex" else grammar
     _check_size(sum(map(len, grammar)), len(grammar))
     return "root ::= " + " | ".join(map(_literal, grammar))
@@ -45,18 +50,54 @@ def _schema_text(grammar: object) -> str:
             raise ValueError(f"a name in it is {name}; names are texts")
         schema = json.loads(text)
     _check_size(len(text), max(_entries(schema), default=0))
+    _check_size(sum(map(_size, _patterns(schema))), 0)
     check_schema(schema)
     return text
 
 
 def _check_size(characters: int, entries: int) -> None:
     if characters > LONGEST_GRAMMAR:
-        raise ValueError(f"it may have {LONGEST_GRAMMAR} characters, and has {characters}; ask for less in one request")
+        raise ValueError(
+            f"it may have {LONGEST_GRAMMAR} characters, with what is repeated written out, and has {characters}; ask "
+            "for less in one request"
+        )
     if entries > MOST_ENTRIES:
         raise ValueError(
             f"a choice, a list or an object may have {MOST_ENTRIES} entries, and one has {entries}; ask for less in "
             "one request, or write them as an expression"
         )
+
+
+def _size(grammar: str) -> int:
+    """Characters of an expression or a grammar, where what {m,n} repeats counts as often as it is written out."""
+    if len(grammar) > LONGEST_GRAMMAR:
+        return len(grammar)
+    groups, last = [0], 0
+    for part in _PARTS.findall(grammar):
+        if part == "(":
+            groups.append(0)
+        elif part == ")" and groups[1:]:
+            last = groups.pop()
+            groups[-1] += last
+        elif part[0] == "{" and part[1:]:
+            times = min(WRITTEN_OUT, max(int(one[:9]) for one in part[1:-1].split(",") if one))
+            groups[-1] += last * max(0, times - 1)
+        else:
+            last = 1
+            groups[-1] += 1
+    return max(len(grammar), sum(groups))
+
+
+def _patterns(value: object) -> Iterator[str]:
+    """The expressions in a schema, at most."""
+    if isinstance(value, dict):
+        if isinstance(value.get("pattern"), str):
+            yield value["pattern"]
+        if isinstance(value.get("patternProperties"), dict):
+            yield from value["patternProperties"]
+    if isinstance(value, dict | list):
+        for one in value.values() if isinstance(value, dict) else value:
+            yield from _patterns(one)
 
 
 def _entries(value: object) -> Iterator[int]:
