@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -62,7 +63,8 @@ class _Started:
     @staticmethod
     def _kill(child: subprocess.Popen[bytes]) -> None:
         if child.poll() is None:
-            os.killpg(child.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # who waits for it has just seen it end
+                os.killpg(child.pid, signal.SIGKILL)
 
 
 def examine(name: str, timeout_s: float, started: _Started | None = None) -> dict[str, Any]:

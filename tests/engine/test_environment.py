@@ -164,6 +164,15 @@ def test_an_interrupt_does_not_wait_for_what_hangs(
     assert not _runs(Path("/proc") / there.read_text() / "stat")
 
 
+def test_a_process_that_ends_by_itself_meanwhile_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    with subprocess.Popen(["true"]) as child:
+        child.wait()
+        monkeypatch.setattr(child, "poll", lambda: None)  # it was still there a moment ago
+        started = children._Started()
+        started.add(child)
+        started.end()
+
+
 def _runs(stat: Path) -> bool:
     try:
         return stat.read_text().split()[2] != "Z"
