@@ -26,7 +26,7 @@ def install_for(package: str) -> None:
     """Handle Ctrl-C from now on if this process is a program of `package`: its command, or `python -m` with a module
     of it. A program that only imports the package keeps its own handlers.
     """
-    words = sys.orig_argv
+    words = sys.orig_argv[: len(sys.orig_argv) - len(sys.argv) + 1]  # the interpreter's own, not the program's
     module = words[words.index("-m", 0, -1) + 1] if "-m" in words[:-1] else ""
     command = os.path.basename(sys.argv[0]) if sys.argv else ""  # noqa: PTH119  # pathlib is not imported for it
     if package in (module.partition(".")[0], command):

@@ -99,7 +99,8 @@ def test_termination_is_taken_for_an_interrupt_where_it_is_asked_for(capsys: pyt
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_a_program_that_imports_the_package_keeps_its_handlers(tmp_path: Path) -> None:
+@pytest.mark.parametrize("words", [["-m", "deepinfer_user"], ["deepinfer_user.py", "-m", "deepinfer.exactness"]])
+def test_a_program_that_imports_the_package_keeps_its_handlers(words: list[str], tmp_path: Path) -> None:
     (tmp_path / "deepinfer_user.py").write_text(
         "import signal, deepinfer\n"
         "print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)\n"
@@ -107,8 +108,8 @@ def test_a_program_that_imports_the_package_keeps_its_handlers(tmp_path: Path) -
         "print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)\n"
     )
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
-    command = [sys.executable, "-m", "deepinfer_user"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    command = [sys.executable, *words]
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=True)
     first, _, last = done.stdout.splitlines()
     assert first == last == "True"
 
