@@ -75,7 +75,10 @@ class RequestFailed(DeepInferError):
     exit_code = 5
 
 
-_OF_THE_NAME = (errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY, errno.ENAMETOOLONG, errno.ELOOP)
+_TAKEN = (errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY)
+_NO_NAME = (errno.ENAMETOOLONG, errno.ELOOP)
+_SHOWN = 70
+"""Characters of a value that an error shows."""
 
 
 def unwritable(what: str, problem: OSError) -> DeepInferError:
@@ -91,6 +94,22 @@ def unwritable(what: str, problem: OSError) -> DeepInferError:
         told += f" ({problem.filename})"
     if problem.errno == errno.ENOENT:
         return UsageError(told, next_step="make the folder that it is to lie in, or name one that is there")
-    if problem.errno in _OF_THE_NAME:
+    if problem.errno in _TAKEN:
         return UsageError(told, next_step="name another: something else lies there")
+    if problem.errno in _NO_NAME:
+        return UsageError(told, next_step="name another")
     return DeepInferError(told, next_step="name one on a file system with room, in a folder that you may write to")
+
+
+def kind_of(value: object) -> str:
+    """A value that is not allowed, with its type, as errors show it."""
+    return f"{type(value).__name__} {shown(value)}"
+
+
+def shown(value: object) -> str:
+    """A value that is not allowed, as errors show it: not more of it than a line takes."""
+    try:
+        text = repr(value)
+    except ValueError:  # a whole number, or one in a list, of more digits than Python writes
+        return "one of thousands of digits"
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"

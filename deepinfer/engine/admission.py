@@ -12,8 +12,8 @@ from deepinfer.engine.detokenize import Detokenizer
 from deepinfer.engine.outputs import Completion, RequestOutput
 from deepinfer.engine.sequence import Request, Sequence
 from deepinfer.engine.step import Limits
-from deepinfer.errors import InputError
-from deepinfer.sampling.params import check_encodable, kind_of, shown
+from deepinfer.errors import InputError, kind_of, shown
+from deepinfer.sampling.params import check_encodable
 from deepinfer.structured_output import Grammar, GrammarCompiler
 
 if TYPE_CHECKING:

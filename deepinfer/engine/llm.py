@@ -18,14 +18,13 @@ from deepinfer.engine.outputs import Completion, RequestOutput
 from deepinfer.engine.placement import Backend, device_of, kernels_of, tables_on
 from deepinfer.engine.prompts import Prompt, checked, is_id, is_ids, is_single, named, paired
 from deepinfer.engine.sequence import Request
-from deepinfer.errors import CheckpointError, DeepInferError
+from deepinfer.errors import CheckpointError, DeepInferError, kind_of, shown
 from deepinfer.folders import is_folder, is_there
 from deepinfer.model.deep_gemm import Gemm
 from deepinfer.model.load import LoadFormat, Progress, load_model
 from deepinfer.model.model import KEEP_TOKENS, Truncation
 from deepinfer.ops import dispatch
 from deepinfer.sampling import SamplingParams
-from deepinfer.sampling.params import kind_of, shown
 
 if TYPE_CHECKING:
     from deepinfer.engine.timing import Stopwatch

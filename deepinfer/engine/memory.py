@@ -12,11 +12,10 @@ from deepinfer.cache.layout import BLOCK_TOKENS, blocks_of
 from deepinfer.cache.pool import Caches, blocks_that_fit
 from deepinfer.cache.prefix import Context
 from deepinfer.engine.step import Limits
-from deepinfer.errors import DeepInferError, UsageError
+from deepinfer.errors import DeepInferError, UsageError, shown
 from deepinfer.model.batch import RowSpec
 from deepinfer.model.model import Model
 from deepinfer.ops import dispatch
-from deepinfer.sampling.params import shown
 
 if TYPE_CHECKING:
     from deepinfer._python.engine import BlockManager

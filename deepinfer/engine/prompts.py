@@ -7,9 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import cast
 
 from deepinfer.engine.sequence import Request
-from deepinfer.errors import DeepInferError
+from deepinfer.errors import DeepInferError, kind_of
 from deepinfer.sampling import SamplingParams
-from deepinfer.sampling.params import kind_of
 
 Prompt = str | Sequence[int]
 """A text (the token that begins a sentence is put first) or token ids (taken as they are)."""

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from deepinfer.engine.outputs import Completion, TokenLogprobs
-from deepinfer.sampling.params import SamplingParams, check_encodable, kind_of
+from deepinfer.errors import kind_of
+from deepinfer.sampling.params import SamplingParams, check_encodable
 
 if TYPE_CHECKING:
     from deepinfer.engine.detokenize import Detokenizer

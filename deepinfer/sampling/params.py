@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from deepinfer.errors import kind_of, shown
+
 GREEDY_TEMPERATURE = 1e-5
 """Below it sampling is greedy: the temperature is taken for this one, and top_p is off (kernel_spec B.1)."""
 HIGHEST_TEMPERATURE = 1e30
@@ -15,8 +17,6 @@ HIGHEST_TEMPERATURE = 1e30
 MAX_LOGPROBS = 1000
 MAX_COMPLETIONS = 128
 _INT64 = 2**63
-_SHOWN = 70
-"""Characters of a value that an error shows."""
 
 
 @dataclass(frozen=True)
@@ -179,17 +179,3 @@ def check_encodable(text: str, name: str) -> None:
             f"{name} is no text: its character {problem.start + 1} is the lone surrogate U+{code:04X}, "
             "as bytes of another encoding become where they are read wrongly"
         ) from problem
-
-
-def kind_of(value: object) -> str:
-    """A value that is not allowed, with its type, as errors show it."""
-    return f"{type(value).__name__} {shown(value)}"
-
-
-def shown(value: object) -> str:
-    """A value that is not allowed, as errors show it: not more of it than a line takes."""
-    try:
-        text = repr(value)
-    except ValueError:  # a whole number, or one in a list, of more digits than Python writes
-        return "one of thousands of digits"
-    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"
