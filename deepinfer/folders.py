@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -19,6 +20,17 @@ def is_there(path: Path) -> bool:
 def is_plain_file(path: Path) -> bool:
     """Whether it is, perhaps through links, a file whose end comes: no pipe, device or folder."""
     return os.path.isfile(path)  # noqa: PTH113
+
+
+def read(path: Path) -> bytes:
+    """The bytes of a file.
+
+    Raises:
+        OSError: it cannot be read, or is no file: a pipe would be waited for, and a device may have no end.
+    """
+    if is_there(path) and not is_plain_file(path):
+        raise OSError(errno.EINVAL, "it is no file", str(path))
+    return path.read_bytes()
 
 
 def is_text(path: Path) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from deepinfer.errors import CheckpointError
+from deepinfer.folders import read
 from deepinfer.json_text import strict_json
 from deepinfer.loading.compressed_vocabulary import compressed_lookup
 from deepinfer.packages import need
@@ -86,7 +87,7 @@ def _load(folder: Path) -> Any:
     for name in ("tokenizer.json", "tokenizer_config.json"):
         path = folder / name
         try:
-            strict_json(path.read_bytes())
+            strict_json(read(path))
         except (OSError, ValueError) as problem:
             reason = problem.strerror if isinstance(problem, OSError) else f"it is not JSON that can be used: {problem}"
             raise CheckpointError(

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from deepinfer.config import read_config
+from deepinfer.folders import is_plain_file, read
 from deepinfer.loading.checkpoint import INDEX
 
 _WHOLE = ("config.json", "tokenizer.json", INDEX)
@@ -56,13 +57,16 @@ def fingerprint(
 def _hash(file: Path) -> str:
     """Of what is not there or cannot be read "": whoever opens the model tells it."""
     try:
-        return hashlib.sha256(file.read_bytes()).hexdigest()
+        return hashlib.sha256(read(file)).hexdigest()
     except OSError:
         return ""
 
 
 def _pieces(shard: Path) -> Iterator[int | str]:
     """The size, and hashes of pieces from the first to the last."""
+    if not is_plain_file(shard):  # a pipe would be waited for
+        yield ""
+        return
     try:
         with shard.open("rb") as file:
             size = file.seek(0, 2)

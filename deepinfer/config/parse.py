@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
+from deepinfer import folders
 from deepinfer.config.bounds import IDS, NUMBERS, WHOLE
 from deepinfer.config.constraints import problems_of
 from deepinfer.config.model import (
@@ -23,7 +24,6 @@ from deepinfer.config.model import (
     Yarn,
 )
 from deepinfer.errors import ConfigError
-from deepinfer.folders import is_folder, is_text
 from deepinfer.json_text import strict_json
 
 _FIXED = {
@@ -134,17 +134,17 @@ def read_config(folder: Path) -> ModelConfig:
         ConfigError: there is no config.json, it is no JSON, or something in it is not as it must be.
     """
     path = folder / "config.json"
-    if not is_text(folder):
+    if not folders.is_text(folder):
         raise ConfigError(
             f"the name of the folder {str(folder)!a} is no UTF-8, and its files cannot be opened",
             next_step="give the folder another name, or a link to it",
         )
     try:
-        values = strict_json(path.read_bytes())
+        values = strict_json(folders.read(path))
     except OSError as problem:
         raise ConfigError(
             f"{path} cannot be read: {problem.strerror}",
-            cause="the folder is not a checkpoint" if is_folder(folder) else "there is no such folder",
+            cause="the folder is not a checkpoint" if folders.is_folder(folder) else "there is no such folder",
             next_step="--model takes the folder that holds config.json and the .safetensors files",
         ) from problem
     except ValueError as problem:

@@ -16,7 +16,7 @@ import torch
 
 from deepinfer.config import ModelConfig
 from deepinfer.errors import CheckpointError
-from deepinfer.folders import is_folder, is_plain_file, is_there
+from deepinfer.folders import is_folder, is_plain_file, is_there, read
 from deepinfer.json_text import strict_json
 from deepinfer.loading.inventory import OPTIONAL_PREFIXES, TensorSpec, inventory
 from deepinfer.packages import need
@@ -138,7 +138,7 @@ def _index(folder: Path) -> dict[str, str]:
     if not is_there(path) and is_there(folder / SINGLE):
         return {}
     try:
-        weight_map = strict_json(path.read_bytes())["weight_map"]
+        weight_map = strict_json(read(path))["weight_map"]
         if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
             raise TypeError("weight_map is no object of file names")
     except OSError as problem:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -10,7 +11,9 @@ import pytest
 import torch
 
 from deepinfer import LLM
+from deepinfer.cli.fingerprint import fingerprint
 from deepinfer.errors import CheckpointError, ConfigError, DeepInferError
+from deepinfer.loading.checkpoint import INDEX
 from deepinfer.loading.tiny import VOCABULARY, tiny_config, write_tiny
 from deepinfer.model.load import LoadedModel, is_out_of_memory, load_model
 from deepinfer.model.model import Model
@@ -146,3 +149,19 @@ def test_tokenizer_files_that_python_would_read_otherwise(
     (tmp_path / file).write_text(text, encoding="utf-8")
     with pytest.raises(CheckpointError, match=f"{file} cannot be read: it is not JSON that can be used: it .*{why}"):
         load_model(tmp_path, device="cpu")
+
+
+@pytest.mark.parametrize("file", ["config.json", "tokenizer.json", "tokenizer_config.json", INDEX])
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(folder: Path, tmp_path: Path, file: str) -> None:
+    for path in folder.iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    (tmp_path / file).unlink()
+    os.mkfifo(tmp_path / file)
+    with pytest.raises((ConfigError, CheckpointError), match=f"{file} cannot be read: it is no file"):
+        load_model(tmp_path, device="cpu")
+    (tmp_path / "x.safetensors").symlink_to(tmp_path / file)
+    if file == "config.json":
+        (tmp_path / file).unlink()
+        (tmp_path / file).symlink_to(folder / file)
+        os.mkfifo(tmp_path / "y.safetensors")
+    assert len(fingerprint(tmp_path)) == 16
