@@ -88,6 +88,8 @@ def exit_code(work: Callable[[], int]) -> int:
         except KeyboardInterrupt as problem:
             print(str(problem) or "stopped", file=sys.stderr, flush=True)
             return interrupts.code()
+        finally:
+            _forget_stdout()
 
 
 @contextlib.contextmanager
@@ -113,7 +115,6 @@ def _told(work: Callable[[], int]) -> int:
         sys.stdout.flush()
         return code
     except BrokenPipeError:  # the reader of our output has gone
-        _forget_stdout()
         return 0
     except DeepInferError as problem:
         _tell(str(problem))
@@ -127,7 +128,6 @@ def _told(work: Callable[[], int]) -> int:
     except OSError as problem:
         if problem.errno not in _NO_ROOM:
             return _fault(problem)
-        _forget_stdout()
         _tell(str(_no_room(problem)))
         return _no_room(problem).exit_code
     except Exception as problem:
@@ -145,11 +145,12 @@ def _no_room(problem: OSError) -> DeepInferError:
 
 
 def _forget_stdout() -> None:
-    """Let what stdout still holds go nowhere: the interpreter must not complain when it flushes at exit."""
+    """Let what stdout holds and does not take go nowhere: whoever flushes it later, at exit too, must not fail."""
     try:
         sys.stdout.flush()
     except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        with open(os.devnull, "wb") as nowhere:  # noqa: PTH123
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
 def _fault(problem: Exception) -> int:

@@ -58,6 +58,21 @@ def test_a_closed_stdout_is_told(tmp_path: Path) -> None:
     assert (tmp_path / "opened").read_bytes() == b""
 
 
+@pytest.mark.parametrize(
+    ("ending", "code", "said"), [("DeepInferError", 4, "error: bad\n"), ("KeyboardInterrupt", 130, "bad\n")]
+)
+def test_what_stdout_does_not_take_hides_no_other_error(ending: str, code: int, said: str) -> None:
+    program = "import sys; from deepinfer.command_line import exit_code; from deepinfer.errors import DeepInferError\n"
+    program += f"def work():\n    print('half of it')\n    raise {ending}('bad')\nsys.exit(exit_code(work))"
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, check=False,
+            env={**os.environ, "PYTHONUNBUFFERED": ""},
+        )  # fmt: skip
+    assert (done.returncode, done.stderr) == (code, said)
+
+
 def test_stderr_without_a_reader_does_not_end_the_work() -> None:
     reading, writing = os.pipe()
     os.close(reading)
