@@ -51,6 +51,22 @@ def check_schema(schema: object) -> None:
     Raises:
         ValueError: naming the keyword, where it is as a JSON pointer, and why.
     """
+    for path, part in _reached(schema):
+        for keyword, why in _problems(part):
+            raise ValueError(f"{keyword!r} at {path} cannot be enforced: {why}")
+
+
+def name_alternatives(schema: object) -> None:
+    """Write anyOf for oneOf, which counts as it: xgrammar would say so on stderr each time. It changes the schema."""
+    reached = list(_reached(schema))
+    if not any("/oneOf/" in str(part.get("$ref")) for _, part in reached):
+        for _, part in reached:
+            if "oneOf" in part and "anyOf" not in part:
+                part["anyOf"] = part.pop("oneOf")
+
+
+def _reached(schema: object) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The schemas in a schema that say something, by where they are as a JSON pointer. ValueError: it is too deep."""
     todo: list[tuple[str, object, int]] = [("#", schema, 0)]
     seen: set[str] = set()
     while todo:
@@ -60,8 +76,7 @@ def check_schema(schema: object) -> None:
         seen.add(path)
         if depth > DEEPEST:
             raise ValueError(f"it is nested more than {DEEPEST} levels deep")
-        for keyword, why in _problems(part):
-            raise ValueError(f"{keyword!r} at {path} cannot be enforced: {why}")
+        yield path, part
         todo += [(f"{path}/{name}", one, depth + 1) for name, one in _parts(part)]
         reference = part.get("$ref")
         if isinstance(reference, str):

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from deepinfer.json_text import strict_json
 from deepinfer.sampling.params import Structure
 from deepinfer.structured_output.regex import checked_regex
-from deepinfer.structured_output.schema import check_schema
+from deepinfer.structured_output.schema import check_schema, name_alternatives
 
 LONGEST_GRAMMAR = 2**16
 """Characters of a grammar, of whatever kind: compiling takes 2 s for one text as long, and longer ones ever longer
@@ -52,7 +52,8 @@ def _schema_text(grammar: object) -> str:
     _check_size(len(text), max(_entries(schema), default=0))
     _check_size(sum(map(_size, _patterns(schema))), 0)
     check_schema(schema)
-    return text
+    name_alternatives(schema)
+    return json.dumps(schema)
 
 
 def _check_size(characters: int, entries: int) -> None:

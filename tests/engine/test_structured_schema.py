@@ -129,14 +129,24 @@ def test_depth_circles_and_definitions_that_nobody_uses() -> None:
         ({"type": "object", "propertyNames": {"pattern": "^a$"}}, {"a": 1}, {"b": 1}),
         ({"anyOf": [INTEGER, {"type": "null"}], "description": "d"}, None, 1.5),
         ({"allOf": [INTEGER]}, 1, "a"),
+        ({"oneOf": [INTEGER, {"type": "number"}]}, 1.5, "a"),
+        ({"properties": {"oneOf": {"oneOf": [INTEGER, {"enum": [1, 2]}]}}}, {"oneOf": 7}, {"oneOf": "a"}),
         ({"$defs": {"a": INTEGER}, "$ref": "#/$defs/a", "title": "t"}, 1, "a"),
         ({"type": ["string", "null"], "minLength": 2}, None, "a"),
         ({"type": "string", "enum": ["a", "b"]}, "b", "c"),
         ({"const": 7}, 7, 8),
     ],
 )
-def test_what_passes_is_kept(compiler: GrammarCompiler, schema: Any, good: Any, bad: Any) -> None:
+def test_what_passes_is_kept(
+    compiler: GrammarCompiler, schema: Any, good: Any, bad: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
     assert fits(compiler, schema, good) and not fits(compiler, schema, bad)
+    assert capfd.readouterr().err == "", "the library passes over nothing"
+
+
+def test_alternatives_that_something_refers_to_keep_their_name(compiler: GrammarCompiler) -> None:
+    schema = {"oneOf": [{"items": {"$ref": "#/oneOf/1"}}, INTEGER]}
+    assert fits(compiler, schema, [1]) and not fits(compiler, schema, ["a"])
 
 
 @pytest.mark.parametrize("limits", [{}, {"maxLength": 9}, {"minLength": 1}, {"pattern": "[^a]"}, {"pattern": "."}])
