@@ -144,7 +144,7 @@ def test_a_stream_that_was_left_or_refused_leaves_its_ids_free(tiny_llm: LLM) ->
         ([Request("fox", GREEDY)], {"in_flight": 1.5}, "in_flight must be a whole number"),
     ],
 )
-def test_a_stream_of_what_are_nopaired(tiny_llm: LLM, asked: Any, options: Any, said: str) -> None:
+def test_a_stream_of_what_are_no_requests(tiny_llm: LLM, asked: Any, options: Any, said: str) -> None:
     with pytest.raises((TypeError, ValueError), match=said):
         list(tiny_llm.stream(asked, **options))
     assert not tiny_llm.engine.has_work
