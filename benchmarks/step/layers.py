@@ -6,7 +6,7 @@ from dataclasses import replace
 from fractions import Fraction
 
 from benchmarks.ops import model as real
-from deepinfer.config import Attention, Engram, HyperConnections, Indexer, ModelConfig, Moe, Rope, Yarn
+from deepinfer.config import Attention, Engram, HyperConnections, Indexer, ModelConfig, Moe, Rope, Special, Yarn
 from deepinfer.config.constraints import problems_of
 from deepinfer.errors import UsageError
 from deepinfer.loading.inventory import inventory
@@ -35,6 +35,7 @@ def real_model() -> ModelConfig:
         draft=None,
         vision=None,
         image_token_id=129264,
+        special=Special(0, 1, 2),
     )
 
 
