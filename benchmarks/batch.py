@@ -6,16 +6,18 @@ compiled part if it is there. Each step has a token more a sequence, as in the e
 
 from __future__ import annotations
 
+import functools
 import json
 import random
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 
+from benchmarks.arguments import count
 from benchmarks.ops import model as real
 from deepinfer import native
 from deepinfer.command_line import Parser, exit_code
@@ -27,9 +29,9 @@ from deepinfer.model.block_tables import BlockTables
 def main(argv: Sequence[str]) -> int:
     """Measure and print; returns the exit code."""
     parser = Parser(prog="python -m benchmarks.batch", description=__doc__)
-    parser.add_argument("--sequences", type=int, default=256, metavar="N", help="that decode (default: 256)")
-    parser.add_argument("--context", type=int, default=4096, metavar="N", help="tokens of each (default: 4096)")
-    parser.add_argument("--steps", type=int, default=60, metavar="N", help="that are packed (default: 60)")
+    parser.add_argument("--sequences", type=count, default=256, metavar="N", help="that decode (default: 256)")
+    parser.add_argument("--context", type=count, default=4096, metavar="N", help="tokens of each (default: 4096)")
+    parser.add_argument("--steps", type=count, default=60, metavar="N", help="that are packed (default: 60)")
     given = parser.parse_args(argv)
     found = {
         "sequences": given.sequences,
@@ -70,22 +72,21 @@ def _vocabulary() -> Vocabulary:
 
 def _rows_ms(sequences: int, context: int, steps: int) -> float:
     stories = _Stories(sequences, context, steps)
-    return _median([_timed(stories.rows)[0] for _ in range(steps)])
+    return _median([_seconds(stories.rows) for _ in range(steps)])
 
 
 def _batch_ms(sequences: int, context: int, steps: int, tables: BlockTables | None) -> float:
     stories, vocabulary, times = _Stories(sequences, context, steps), _vocabulary(), []
     for _ in range(steps):
-        rows = stories.rows()
-        taken, _ = _timed(lambda: Batch.of(rows, decode=True, vocabulary=vocabulary, tables=tables))  # noqa: B023
-        times.append(taken)
+        packed = functools.partial(Batch.of, stories.rows(), decode=True, vocabulary=vocabulary, tables=tables)
+        times.append(_seconds(packed))
     return _median(times)
 
 
-def _timed(call):  # type: ignore[no-untyped-def]
+def _seconds(call: Callable[[], object]) -> float:
     began = time.perf_counter()
-    found = call()
-    return time.perf_counter() - began, found
+    call()
+    return time.perf_counter() - began
 
 
 def _median(seconds: list[float]) -> float:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 import subprocess
 import sys
 import tempfile
@@ -23,8 +24,8 @@ from typing import Any
 import torch
 
 from deepinfer.command_line import Parser, exit_code
-from deepinfer.config import parse_config
-from deepinfer.errors import DeepInferError
+from deepinfer.config import parse_config, read_config
+from deepinfer.errors import DeepInferError, UsageError, unwritable
 from deepinfer.loading.checkpoint import INDEX
 from deepinfer.loading.dummy import dummy_tensors
 from deepinfer.loading.inventory import TABLE, inventory
@@ -56,14 +57,24 @@ def main(argv: Sequence[str]) -> int:
     add("--folder", type=Path, metavar="DIR", help="write the checkpoint below this folder (default: a temporary one)")
     add("--measure", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args(argv)
-    if given.gib < SMALLEST:
-        parser.error(f"--gib must be at least {SMALLEST}: no smaller model has all features at this width")
-    if given.device == "cuda" and not torch.cuda.is_available():
+    if not SMALLEST <= given.gib < math.inf:
+        raise UsageError(
+            f"--gib must be a number of at least {SMALLEST}, not {given.gib}",
+            cause="no smaller model has all features at this width",
+            next_step="give a larger number",
+        )
+    if "cuda" in (given.device, given.engram_device) and not torch.cuda.is_available():
         raise DeepInferError("PyTorch sees no GPU", next_step="--device cpu, or a machine with a GPU")
     if given.measure:
         print(json.dumps(measure(given.model, given.device, given.engram_device)))
         return 0
-    with tempfile.TemporaryDirectory(dir=given.folder) as folder:
+    if given.model is not None:
+        read_config(given.model)
+    try:
+        scratch = tempfile.TemporaryDirectory(dir=given.folder)
+    except OSError as problem:
+        raise unwritable(f"{given.folder or tempfile.gettempdir()} cannot be written", problem) from problem
+    with scratch as folder:
         model = given.model or Path(folder) / "model"
         if given.model is None:
             write(model, sized(int(given.gib * 2**30)), given.device)
@@ -104,16 +115,8 @@ def write(folder: Path, values: Row, device: str = "cpu") -> None:
 
 def in_child(folder: Path, device: str, engram_device: str | None = None) -> Row:
     """What `measure` says in a process of its own."""
-    command = [
-        sys.executable,
-        "-m",
-        "benchmarks.load",
-        "--measure",
-        "--model",
-        str(folder.absolute()),
-        "--device",
-        device,
-    ]
+    command = [sys.executable, "-m", "benchmarks.load", "--measure"]
+    command += ["--model", str(folder.absolute()), "--device", device]
     if engram_device is not None:
         command += ["--engram-device", engram_device]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)

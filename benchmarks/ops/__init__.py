@@ -3,7 +3,3 @@
 `entries` says what is measured, `timing` measures calls, `column` is the process of one implementation, `results`
 and `table` make something of the rows.
 """
-
-from deepinfer import interrupts
-
-interrupts.install_for("benchmarks")  # before torch is imported

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import triton
 
+from benchmarks.arguments import counts
 from benchmarks.ops import compiling, dry, run, table
 from benchmarks.ops.entries import entries
 from benchmarks.ops.facts import ROOT
@@ -148,7 +149,7 @@ def _parser() -> Parser:
     )
     add = parser.add_argument
     add("names", nargs="*", metavar="NAME", help="families or kernels; globs (default: all)")
-    add("--rows", type=_rows, default=(), metavar="N,N", help="only these numbers of rows (default: all there are)")
+    add("--rows", type=counts, default=(), metavar="N,N", help="only these numbers of rows (default: all there are)")
     add("--columns", default="reference,compiled", metavar="KIND,KIND",
         help="what is measured beside Triton: reference, compiled (torch.compile of it); '' for neither")  # fmt: skip
     add("--triton", action="append", type=Path, default=[], metavar="DIR",
@@ -167,16 +168,6 @@ def _parser() -> Parser:
     add("--report", type=Path, metavar="DIR", help="measure nothing: make the files of a run in DIR from its rows")
     add("--json", action="store_true", help="print JSON alone on stdout")
     return parser
-
-
-def _rows(text: str) -> tuple[int, ...]:
-    try:
-        found = tuple(int(one) for one in text.split(","))
-    except ValueError:
-        found = ()
-    if not found or min(found) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers above 0, as in 64,16384")
-    return found
 
 
 def _seconds(text: str) -> float:

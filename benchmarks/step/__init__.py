@@ -3,7 +3,3 @@
 `layers` cuts the model to what a device holds, `setting` makes it with warm caches, `record` takes a forward apart
 into kernels' calls, `floors` says what each cannot do without, `measure` times them, `table` shows it.
 """
-
-from deepinfer import interrupts
-
-interrupts.install_for("benchmarks")  # before torch is imported

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.arguments import count, counts
 from benchmarks.ops.facts import ROOT
 from benchmarks.step import layers, run, table
 from deepinfer.command_line import Parser, exit_code
@@ -103,13 +104,13 @@ def _parser() -> Parser:
     )
     add = parser.add_argument
     add("--model", type=Path, metavar="DIR", help="a folder with config.json (default: DeepSeek-V4.1-Flash)")
-    add("--layers", type=_count, metavar="N", help="so many layers, of every kind one at least (default: what fits)")
-    add("--rows", type=_counts, metavar="N,N", help="sequences of the decode steps (default: 1,8,64)")
-    add("--chunk", type=_count, metavar="N", help="rows of the chunk of prefill (default: 4096)")
-    add("--context", type=_count, metavar="N", help="tokens that are in the caches before (default: 4096)")
-    add("--engram-rows", type=_count, metavar="N", help="rows of each n-gram table (default: 1000000)")
+    add("--layers", type=count, metavar="N", help="so many layers, of every kind one at least (default: what fits)")
+    add("--rows", type=counts, metavar="N,N", help="sequences of the decode steps (default: 1,8,64)")
+    add("--chunk", type=count, metavar="N", help="rows of the chunk of prefill (default: 4096)")
+    add("--context", type=count, metavar="N", help="tokens that are in the caches before (default: 4096)")
+    add("--engram-rows", type=count, metavar="N", help="rows of each n-gram table (default: 1000000)")
     add("--gemm", choices=("exact", "deep_gemm"), default="exact", help="products with quantised weights (exact)")
-    add("--samples", type=_count, default=20, metavar="N", help="how often each time is taken (default: 20)")
+    add("--samples", type=count, default=20, metavar="N", help="how often each time is taken (default: 20)")
     add(
         "--out",
         type=Path,
@@ -119,20 +120,6 @@ def _parser() -> Parser:
     add("--dry-run", action="store_true", help="few rows of the tiny model on a CPU; times mean nothing")
     add("--json", action="store_true", help="print JSON alone on stdout")
     return parser
-
-
-def _count(text: str) -> int:
-    try:
-        count = int(text)
-    except ValueError:
-        count = 0
-    if not 1 <= count < 2**31:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
-    return count
-
-
-def _counts(text: str) -> tuple[int, ...]:
-    return tuple(dict.fromkeys(_count(one) for one in text.split(",")))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from benchmarks.step import layers, measure, setting, table
 from benchmarks.step.library import Watched
 from deepinfer.cache.layout import BlockLayout, SlotLayout, blocks_of
 from deepinfer.config import ModelConfig
-from deepinfer.errors import DeepInferError
+from deepinfer.errors import DeepInferError, unwritable
 from deepinfer.model.deep_gemm import Gemm, products_of
 from deepinfer.model.per128 import WideProducts
 from deepinfer.model.products import Products
@@ -52,20 +52,18 @@ def run(config: ModelConfig, order: Order, out: Path | None, say: Say, command: 
     """Measure and write; the document of results.json. Files are in `out` after each forward; None: there are none.
 
     Raises:
-        UsageError: so many layers cannot be taken from the model.
-        DeepInferError: the device does not hold it, or the folder cannot be written.
+        UsageError: so many layers cannot be taken from the model, or `out` is no name of a folder.
+        DeepInferError: the device does not hold it, DeepGEMM cannot be used, or the folder cannot be written.
     """
-    try:
-        if out is not None:
-            out.mkdir(parents=True, exist_ok=True)
-    except OSError as problem:
-        raise DeepInferError(
-            f"{out} cannot be made: {problem.strerror}", next_step="name another folder with --out"
-        ) from problem
     device = torch.device(order.device)
     products = products_of(order.gemm, device)
     if isinstance(products, WideProducts):
         products = WideProducts(Watched(products.library))
+    try:
+        if out is not None:
+            out.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise unwritable(f"{out} cannot be made", problem) from problem
     own = layers.cut(config, order.layers or layers_that_fit(config, order, free_bytes(device)))
     backend = "triton" if device.type == "cuda" else "reference"
     with dispatch.using(dispatch.Settings(backend, strict=True)), fitting_threads(config.hidden, device):

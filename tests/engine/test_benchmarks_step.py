@@ -329,7 +329,7 @@ def test_a_dry_run_of_a_large_model_is_refused(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(DeepInferError, match="cannot be made"):
+    with pytest.raises(UsageError, match="cannot be made"):
         command.main(["--dry-run", "--out", str(tmp_path / "file" / "out")])
 
 

@@ -277,7 +277,7 @@ def test_whole_run_on_a_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     ("words", "error", "text"),
     [
         (["nothing"], UsageError, "no family and no kernel is called 'nothing'"),
-        (["--rows", "0"], UsageError, "no list of numbers above 0"),
+        (["--rows", "0"], UsageError, "'0' is no number above 0"),
         (["--seconds", "soon"], UsageError, "not a number of seconds"),
         (["--report", "/no/such"], UsageError, "/no/such has no rows.jsonl"),
         (["--device", "cpu", "--columns", "fast"], UsageError, "--columns has no 'fast'"),
