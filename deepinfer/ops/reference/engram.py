@@ -40,9 +40,8 @@ def engram_gather(width: int) -> Kernel:
         some = picked.masked_fill(outside, 0)
         for source, target in ((table.view(torch.uint8), values.view(torch.uint8)), (table_scales, scales)):
             flat = target.view(len(picked), source.shape[1])
-            if len(
-                source
-            ):  # a step of the engine comes here where tables are on the host: indexing takes 100 times as long
+            # A step of the engine comes here where tables are on the host: indexing takes 100 times as long.
+            if len(source):
                 torch.index_select(source, 0, some, out=flat)
             flat.masked_fill_(outside[:, None], 0)
 
