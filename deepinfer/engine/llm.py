@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Literal, cast
 
 import torch
 
-from deepinfer import envs
 from deepinfer.config import read_config
 from deepinfer.engine.core import Engine
 from deepinfer.engine.memory import EngineOptions
@@ -23,16 +22,12 @@ from deepinfer.folders import is_folder, is_there
 from deepinfer.model.deep_gemm import Gemm
 from deepinfer.model.load import LoadFormat, Progress, load_model
 from deepinfer.model.model import KEEP_TOKENS, Truncation
+from deepinfer.model.threads import fitting_threads
 from deepinfer.ops import dispatch
 from deepinfer.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from deepinfer.engine.timing import Stopwatch
-
-_SMALL = 1024
-"""Hidden width up to which one thread is faster on a CPU: the others would wait longer than they work, and many times
-longer where something else runs as well.
-"""
 
 
 class LLM:
@@ -110,8 +105,7 @@ class LLM:
         self.folder, self.device = path, device_of(device)
         self._ops = kernels_of(backend, self.device)
         tables = tables_on(engram_device, self.device)
-        small = self.device.type == "cpu" and read_config(path).hidden <= _SMALL
-        self._alone = small and not envs.read(envs.OMP_NUM_THREADS)
+        self._hidden = read_config(path).hidden
         with self._settings():
             loaded = load_model(
                 path,
@@ -263,14 +257,8 @@ class LLM:
     @contextlib.contextmanager
     def _settings(self) -> Iterator[None]:
         """Kernels come from where this object was told, whatever others in this process use."""
-        threads = torch.get_num_threads()
-        with dispatch.using(self._ops):
-            if self._alone:
-                torch.set_num_threads(1)
-            try:
-                yield
-            finally:
-                torch.set_num_threads(threads)
+        with dispatch.using(self._ops), fitting_threads(self._hidden, self.device):
+            yield
 
 
 def _whole_numbers(**arguments: int | None) -> None:

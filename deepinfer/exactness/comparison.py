@@ -9,7 +9,8 @@ import torch
 from deepinfer.exactness.choices import FACTOR, Differences, first_differences
 from deepinfer.exactness.engine_run import EngineRun, run_engine
 from deepinfer.exactness.noise import Noise, choices_of, distance, measure
-from deepinfer.exactness.subject import Subject, threads_for
+from deepinfer.exactness.subject import ORACLES, Subject
+from deepinfer.model.threads import fitting_threads
 from deepinfer.reference import Output
 
 LIMIT = 5e-3
@@ -83,7 +84,7 @@ class Comparison:
 
 def compare(subject: Subject, tokens: list[int], *, chunk: int = 0, decoded: int = 0) -> Comparison:
     """Run both. chunk, decoded: how the engine takes the prompt, as `run_engine` has it."""
-    with threads_for(subject.config):
+    with fitting_threads(subject.config.hidden, ORACLES):
         expected = subject.oracle()(torch.tensor(tokens))
         choices = choices_of(expected)
         noise = measure(subject, tokens, expected)

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import torch
 
-from deepinfer import envs
 from deepinfer.config import ModelConfig, read_config
 from deepinfer.loading.checkpoint import Checkpoint
 from deepinfer.loading.dummy import dummy_tensors
 from deepinfer.model.deep_gemm import Gemm
 from deepinfer.model.load import LoadedModel, load_model
 from deepinfer.model.model import Model
+from deepinfer.model.threads import fitting_threads
 from deepinfer.reference import Oracle, Precision
 from deepinfer.reference.precision import ROUNDED
 
 PROMPT_SEED = 11
-_SMALL = 1024
-"""Hidden width up to which one thread is faster: others would wait longer than they work."""
+ORACLES = torch.device("cpu")
+"""Where the oracle runs."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,7 @@ def open_subject(
     Raises:
         DeepInferError: as `load_model` raises it.
     """
-    with threads_for(read_config(folder)):
+    with fitting_threads(read_config(folder).hidden, ORACLES):
         loaded = load_model(folder, device=device, load_format=load_format, seed=seed, gemm=gemm)
         tensors = _tensors(folder, loaded, load_format, seed)
     lookup = None
@@ -81,15 +80,3 @@ def standard_prompt(vocab_size: int, length: int) -> list[int]:
     generator = torch.Generator().manual_seed(PROMPT_SEED)
     found: list[int] = torch.randint(0, vocab_size, (length,), generator=generator).tolist()
     return found
-
-
-@contextlib.contextmanager
-def threads_for(config: ModelConfig) -> Iterator[None]:
-    """Within the block, PyTorch uses one thread on the CPU where the model is small and OMP_NUM_THREADS is not set."""
-    before = torch.get_num_threads()
-    if config.hidden <= _SMALL and not envs.read(envs.OMP_NUM_THREADS):
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

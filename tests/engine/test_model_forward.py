@@ -191,8 +191,9 @@ def test_a_memory_on_the_host_is_read_when_the_batch_is_made(monkeypatch: pytest
     assert not own.forward(strange, caches()).equal(own.forward(batch, caches()))
 
 
-def test_a_small_model_takes_one_thread_of_a_cpu_and_gives_the_others_back() -> None:
+def test_a_small_model_takes_one_thread_of_a_cpu_and_gives_the_others_back(monkeypatch: pytest.MonkeyPatch) -> None:
     own, inside = model(), []
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     torch.set_num_threads(2)
     try:
         for hidden, device in ((own.config.hidden, "cpu"), (5120, "cpu"), (128, "cuda")):
@@ -202,9 +203,12 @@ def test_a_small_model_takes_one_thread_of_a_cpu_and_gives_the_others_back() -> 
         with pytest.raises(RuntimeError), fitting_threads(128, torch.device("cpu")):
             raise RuntimeError
         assert torch.get_num_threads() == 2
+        monkeypatch.setenv("OMP_NUM_THREADS", "2")
+        with fitting_threads(128, torch.device("cpu")):
+            inside.append(torch.get_num_threads())
     finally:
         torch.set_num_threads(1)
-    assert inside == [1, 2, 2]
+    assert inside == [1, 2, 2, 2]
 
 
 def test_what_a_forward_cannot_do_is_refused() -> None:
