@@ -62,6 +62,8 @@ EXACTNESS = ("deepinfer.exactness", "--model", "nowhere")
         ("triton", ("deepinfer.ops.variants", "--help")),
         ("torch", ("benchmarks.step", "--help")),
         ("triton", ("benchmarks.ops", "--help")),
+        ("torch", ("benchmarks.load", "--help")),
+        ("numpy", ("benchmarks.batch", "--help")),
     ],
     ids=lambda value: value if isinstance(value, str) else value[0] + "-" + value[1].strip("-"),
 )
