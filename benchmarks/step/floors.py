@@ -8,30 +8,14 @@ have to be taken before it runs, and cost a wait for the device.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from benchmarks.step.traffic import Floor, bytes_of, different, row_bytes, size, total
+
 ROTATED_BYTES = 64 * 4
 """Of a position in a rotary table."""
-
-
-@dataclass(frozen=True)
-class Floor:
-    """bytes: read from memory or written to it. operations: multiplications and additions of matrix products."""
-
-    bytes: int
-    operations: int = 0
-
-    def __add__(self, other: Floor) -> Floor:
-        return Floor(self.bytes + other.bytes, self.operations + other.operations)
-
-    def seconds(self, bytes_per_second: float, operations_per_second: float) -> float:
-        """The longer of the two at such speeds."""
-        return max(self.bytes / bytes_per_second, self.operations / operations_per_second)
-
-
 Rule = Callable[..., Floor]
 
 
@@ -43,35 +27,8 @@ def floor(factory: str, parameters: Sequence[Any], arguments: Sequence[Any]) -> 
     return Floor(size(*arguments))
 
 
-def size(*values: Any) -> int:
-    """Bytes of the elements of all tensors, of the same one once."""
-    found = {(one.data_ptr(), one.numel(), one.dtype): _bytes(one) for one in values if isinstance(one, torch.Tensor)}
-    return sum(found.values())
-
-
-def _bytes(one: torch.Tensor | None) -> int:
-    return 0 if one is None else one.numel() * one.element_size()
-
-
-def _row(table: torch.Tensor) -> int:
-    """Bytes of one row of a table [rows, ...]."""
-    return table[0].numel() * table.element_size() if len(table) else 0
-
-
-def _different(index: torch.Tensor, below: int) -> int:
-    """How many numbers in [0, below) an index names."""
-    return len(torch.unique(index[(index >= 0) & (index < below)]))
-
-
-def _sum(counts: torch.Tensor, most: int) -> int:
-    return int(counts.long().clamp(0, most).sum())
-
-
-def _fp8_linear(_: Any, values: Any, scales: Any, weight: Any, weight_scales: Any, out: Any) -> Floor:
-    return Floor(size(values, scales, weight, weight_scales, out), 2 * len(values) * weight.numel())
-
-
-def _grouped(_: Any, values: Any, scales: Any, weight: Any, weight_scales: Any, out: Any) -> Floor:
+def _linear(_: Any, values: Any, scales: Any, weight: Any, weight_scales: Any, out: Any) -> Floor:
+    """Of all rows by one weight, or by groups of columns, each by its own."""
     return Floor(size(values, scales, weight, weight_scales, out), 2 * len(values) * weight.numel())
 
 
@@ -84,15 +41,11 @@ def _expert_linear(
 ) -> Floor:
     counts = offsets.diff()
     experts, routed = int((counts > 0).sum()), int(offsets[-1])
-    read = _different(rows[:routed], len(values)) * (_row(values) + _row(scales))
+    read = different(rows[:routed], len(values)) * (row_bytes(values) + row_bytes(scales))
     return Floor(
-        read + experts * (_row(weight) + _row(weight_scales)) + size(rows, offsets, out),
+        read + experts * (row_bytes(weight) + row_bytes(weight_scales)) + size(rows, offsets, out),
         2 * routed * out.shape[1] * values.shape[1],
     )
-
-
-def _wide_linear(_: Any, values: Any, scales: Any, weight: Any, weight_scales: Any, out: Any) -> Floor:
-    return Floor(size(values, scales, weight, weight_scales, out), 2 * len(values) * weight.numel())
 
 
 def wide_expert_counts(ends: torch.Tensor, alignment: int) -> torch.Tensor:
@@ -107,38 +60,39 @@ def _wide_experts(
 ) -> Floor:
     counts = wide_expert_counts(ends, parameters[0])
     experts, routed = int((counts > 0).sum()), int(counts.sum())
-    moved = routed * (_row(values) + 4 * scales.shape[1] + _row(out))
+    moved = routed * (row_bytes(values) + 4 * scales.shape[1] + row_bytes(out))
     return Floor(
-        moved + experts * (_row(weight) + _row(weight_scales)) + size(ends), 2 * routed * out.shape[1] * values.shape[1]
+        moved + experts * (row_bytes(weight) + row_bytes(weight_scales)) + size(ends),
+        2 * routed * out.shape[1] * values.shape[1],
     )
 
 
 def _quantize_per128(_: Any, x: Any, choices: Any, topk: int, values: Any, scales: Any) -> Floor:
     if choices is None:
         return Floor(size(x, values, scales))
-    written = int((choices >= 0).sum()) * (_row(values) + 4 * scales.shape[1])
-    return Floor(_different(choices[choices >= 0] // topk, len(x)) * _row(x) + written + size(choices))
+    written = int((choices >= 0).sum()) * (row_bytes(values) + 4 * scales.shape[1])
+    return Floor(different(choices[choices >= 0] // topk, len(x)) * row_bytes(x) + written + size(choices))
 
 
 def _swiglu_per128(_: Any, gate_up: Any, limit: float, weights: Any, choices: Any, values: Any, scales: Any) -> Floor:
     rows = len(gate_up) if choices is None else int((choices >= 0).sum())
-    return Floor(rows * (_row(gate_up) + _row(values) + 4 * scales.shape[1]) + size(weights, choices))
+    return Floor(rows * (row_bytes(gate_up) + row_bytes(values) + 4 * scales.shape[1]) + size(weights, choices))
 
 
 def _combine(_: Any, shared: Any, routed: Any, order: Any, out: Any) -> Floor:
-    return Floor(int((order >= 0).sum()) * _row(routed) + size(shared, order, out))
+    return Floor(int((order >= 0).sum()) * row_bytes(routed) + size(shared, order, out))
 
 
 def _gather(_: Any, table: Any, index: Any, out: Any) -> Floor:
-    return Floor(_different(index, len(table)) * _row(table) + size(index, out))
+    return Floor(different(index, len(table)) * row_bytes(table) + size(index, out))
 
 
 def _engram_gather(_: Any, table: Any, scales: Any, rows: Any, *outputs: Any) -> Floor:
-    return Floor(_different(rows, len(table)) * (_row(table) + _row(scales)) + size(rows, *outputs))
+    return Floor(different(rows, len(table)) * (row_bytes(table) + row_bytes(scales)) + size(rows, *outputs))
 
 
 def _load(_: Any, segments: Any, kv: Any, kv_sf: Any, cache: Any, cache_sf: Any) -> Floor:
-    entries = _sum(segments[:, 2] - segments[:, 1], cache.shape[1])
+    entries = total(segments[:, 2] - segments[:, 1], cache.shape[1])
     entry = size(cache[0, :1], cache_sf[0, :1])
     return Floor(entries * entry + size(segments, kv, kv_sf))
 
@@ -149,25 +103,25 @@ def _transform(
 ) -> Floor:  # fmt: skip
     moved = size(x, weight, positions, out, values, scales, places)
     if positions is not None and cos is not None:
-        moved += _different(positions, len(cos)) * (_row(cos) + _row(sin))
+        moved += different(positions, len(cos)) * (row_bytes(cos) + row_bytes(sin))
     if places is not None and cache is not None:
-        stored = _different(places, cache.shape[0] * cache.shape[1])
+        stored = different(places, cache.shape[0] * cache.shape[1])
         moved += stored * size(cache[0, :1], cache_sf[0, :1])
     return Floor(moved)
 
 
 def _rotate(_: Any, x: Any, positions: Any, table: Any, out: Any) -> Floor:
-    moved = 2 * _bytes(x) if out.data_ptr() != x.data_ptr() else 2 * _bytes(x[..., -64:])
-    return Floor(moved + size(positions) + _different(positions, len(table)) * ROTATED_BYTES)
+    moved = 2 * bytes_of(x) if out.data_ptr() != x.data_ptr() else 2 * bytes_of(x[..., -64:])
+    return Floor(moved + size(positions) + different(positions, len(table)) * ROTATED_BYTES)
 
 
 def _rotate_back(_: Any, o: Any, positions: Any, table: Any, values: Any, scales: Any) -> Floor:
-    return Floor(size(o, positions, values, scales) + _different(positions, len(table)) * ROTATED_BYTES)
+    return Floor(size(o, positions, values, scales) + different(positions, len(table)) * ROTATED_BYTES)
 
 
 def _attend_prefill(_: Any, q: Any, keys: Any, index: Any, sink: Any, out: Any) -> Floor:
     seen = int(((index >= 0) & (index < len(keys))).sum())
-    moved = _different(index, len(keys)) * _row(keys) + size(q, index, sink, out)
+    moved = different(index, len(keys)) * row_bytes(keys) + size(q, index, sink, out)
     return Floor(moved, 4 * seen * q.shape[1] * q.shape[2])
 
 
@@ -177,7 +131,7 @@ def _attend_decode(_: Any, q: Any, ring: Any, window: Any, cache: Any, index: An
         if memory is None:
             continue
         places = memory.shape[0] * memory.shape[1]
-        moved += _different(own, places) * memory.shape[3]
+        moved += different(own, places) * memory.shape[3]
         seen += int(((own >= 0) & (own < places)).sum())
     return Floor(moved, 4 * seen * q.shape[1] * q.shape[2])
 
@@ -193,8 +147,8 @@ def _index_logits(
     begins, own = torch.unique(starts, return_inverse=True)
     most = torch.zeros(len(begins), dtype=torch.int64, device=q.device)
     most.scatter_reduce_(0, own, lengths.long().clamp(0, out.shape[1]), "amax")
-    moved = int(most.sum()) * (_row(keys) + _row(key_scales))
-    return Floor(moved + size(q, scales, weights, starts, lengths, out), _products(q, _sum(lengths, out.shape[1])))
+    moved = int(most.sum()) * (row_bytes(keys) + row_bytes(key_scales))
+    return Floor(moved + size(q, scales, weights, starts, lengths, out), _products(q, total(lengths, out.shape[1])))
 
 
 def _paged_index_logits(
@@ -207,7 +161,7 @@ def _paged_index_logits(
     most = torch.zeros(len(cache), dtype=torch.int64, device=q.device)
     most.scatter_reduce_(0, tables[valid].long(), seen[valid], "amax")
     moved = int(most.sum()) * size(cache[0, :1], cache_sf[0, :1])
-    return Floor(moved + size(q, scales, weights, tables, lengths, out), _products(q, _sum(lengths, out.shape[1])))
+    return Floor(moved + size(q, scales, weights, tables, lengths, out), _products(q, total(lengths, out.shape[1])))
 
 
 def _within(blocks: Any, size_: int, lengths: Any) -> torch.Tensor:
@@ -222,7 +176,7 @@ def _candidate_logits(
 ) -> Floor:  # fmt: skip
     held = _within(blocks, parameters[1], lengths)
     begins = starts.long()[:, None] + blocks.long() * parameters[1]
-    moved = _of_blocks(begins, held) * (_row(keys) + _row(key_scales))
+    moved = _of_blocks(begins, held) * (row_bytes(keys) + row_bytes(key_scales))
     return Floor(moved + size(q, scales, weights, starts, blocks, lengths, out), _products(q, int(held.sum())))
 
 
@@ -244,29 +198,29 @@ def _paged_candidate_logits(
 def _of_blocks(begins: torch.Tensor, held: torch.Tensor) -> int:
     """Entries of different blocks, by where they begin, each as long as the row that sees most of it sees it."""
     used = held > 0
-    different, own = torch.unique(begins[used], return_inverse=True)
-    most = torch.zeros(len(different), dtype=torch.int64, device=begins.device)
+    apart, own = torch.unique(begins[used], return_inverse=True)
+    most = torch.zeros(len(apart), dtype=torch.int64, device=begins.device)
     return int(most.scatter_reduce_(0, own, held[used], "amax").sum())
 
 
 def _select(_: Any, scores: Any, lengths: Any, columns: Any) -> Floor:
-    return Floor(_sum(lengths, scores.shape[1]) * scores.element_size() + size(lengths, columns))
+    return Floor(total(lengths, scores.shape[1]) * scores.element_size() + size(lengths, columns))
 
 
 def _maxima(_: Any, logits: Any, lengths: Any, *outputs: Any) -> Floor:
-    return Floor(_sum(lengths, logits.shape[1]) * logits.element_size() + size(lengths, *outputs))
+    return Floor(total(lengths, logits.shape[1]) * logits.element_size() + size(lengths, *outputs))
 
 
 def _compress_prefill(
     _: Any, score: Any, latent: Any, state: Any, slots: Any, mapping: Any, begins: Any, *others: Any
 ) -> Floor:
     """The state of the tokens that are stored; what is read of earlier ones is less than a row a sequence."""
-    kept = _sum(begins.diff(), state.shape[1])
-    return Floor(kept * _row(state[0]) + size(score, latent, slots, mapping, begins, *others))
+    kept = total(begins.diff(), state.shape[1])
+    return Floor(kept * row_bytes(state[0]) + size(score, latent, slots, mapping, begins, *others))
 
 
 def _compress_decode(_: Any, score: Any, latent: Any, state: Any, *others: Any) -> Floor:
-    return Floor(len(score) * _row(state[0]) + size(score, latent, *others))
+    return Floor(len(score) * row_bytes(state[0]) + size(score, latent, *others))
 
 
 def _hyper_step(
@@ -274,7 +228,7 @@ def _hyper_step(
     *outputs: Any,
 ) -> Floor:  # fmt: skip
     """A trunk that takes x is read and written, and is read alone without it; the coefficients are a product."""
-    again = _bytes(trunk) if x is not None and made.data_ptr() == trunk.data_ptr() else 0
+    again = bytes_of(trunk) if x is not None and made.data_ptr() == trunk.data_ptr() else 0
     moved = size(trunk, x, post, comb, pre, fn, base, scale, norm, made, *outputs)
     return Floor(moved + again, 2 * len(trunk) * fn.numel())
 
@@ -282,23 +236,23 @@ def _hyper_step(
 def _in_place(_: Any, changed: Any, *others: Any) -> Floor:
     """What is changed in place is read and written."""
     same = any(isinstance(one, torch.Tensor) and one.data_ptr() == changed.data_ptr() for one in others)
-    return Floor(size(changed, *others) + (_bytes(changed) if same else 0))
+    return Floor(size(changed, *others) + (bytes_of(changed) if same else 0))
 
 
 def _changed(_: Any, changed: Any, *others: Any) -> Floor:
-    return Floor(size(changed, *others) + _bytes(changed))
+    return Floor(size(changed, *others) + bytes_of(changed))
 
 
 _RULES: dict[str, Rule] = {
-    "fp8_linear": _fp8_linear,
-    "fp8_grouped_linear": _grouped,
+    "fp8_linear": _linear,
+    "fp8_grouped_linear": _linear,
     "bf16_linear": _bf16_linear,
     "expert_linear": _expert_linear,
     "quantize_per128": _quantize_per128,
     "swiglu_per128": _swiglu_per128,
     "combine": _combine,
-    "deep_gemm_linear": _wide_linear,
-    "deep_gemm_grouped": _wide_linear,
+    "deep_gemm_linear": _linear,
+    "deep_gemm_grouped": _linear,
     "deep_gemm_experts": _wide_experts,
     "gather_tl": _gather,
     "engram_gather": _engram_gather,

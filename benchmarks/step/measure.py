@@ -10,9 +10,10 @@ import torch
 
 from benchmarks.ops import timing
 from benchmarks.step.call import Call
-from benchmarks.step.floors import Floor, floor, wide_expert_counts
+from benchmarks.step.floors import floor, wide_expert_counts
 from benchmarks.step.record import watching
 from benchmarks.step.setting import Setting, fitting
+from benchmarks.step.traffic import Floor
 from deepinfer.model.batch import Batch
 
 IN_PLACE = (

@@ -15,10 +15,11 @@ from benchmarks.ops import timing
 from benchmarks.step import __main__ as command
 from benchmarks.step import layers, measure, run
 from benchmarks.step.call import Call
-from benchmarks.step.floors import Floor, floor
+from benchmarks.step.floors import floor
 from benchmarks.step.library import Watched
 from benchmarks.step.record import watching
 from benchmarks.step.setting import DRAWN_EXPERTS, take
+from benchmarks.step.traffic import Floor
 from deepinfer.config import parse_config
 from deepinfer.config.constraints import problems_of
 from deepinfer.errors import DeepInferError, UsageError
