@@ -55,7 +55,7 @@ class BlockTables:
 
     def _write(self, slot: int, blocks: Sequence[int]) -> None:
         written = self._lengths[slot] if self._known[slot] is blocks else 0
-        if not written <= len(blocks):
+        if written > len(blocks):
             written = 0
         self._table[slot, written : len(blocks)] = blocks[written:]
         if not written:
