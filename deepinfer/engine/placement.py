@@ -12,6 +12,8 @@ from deepinfer.errors import DeepInferError
 from deepinfer.ops import dispatch
 
 Backend = Literal["triton", "reference"]
+OLDEST_SM = 90
+"""The compute capability, times ten, that the Triton kernels are made for."""
 
 
 def device_of(asked: str | torch.device | None) -> torch.device:
@@ -86,7 +88,22 @@ def kernels_of(asked: Backend | None, device: torch.device) -> dispatch.Settings
             cause="--backend or DEEPINFER_OPS_BACKEND says triton",
             next_step="--backend reference",
         )
+    if chosen.backend == "triton" and device.type == "cuda":
+        _check_capability(device)
     return batch_invariant(chosen) if envs.BATCH_INVARIANT.get() else chosen
+
+
+def _check_capability(device: torch.device) -> None:
+    """The Triton kernels use instructions that older GPUs lack, and would be told by the assembler only."""
+    index = device.index or 0
+    for gpu in platform.detect().gpus[index : index + 1]:
+        if gpu.sm < OLDEST_SM:
+            raise DeepInferError(
+                f"the triton backend needs a GPU of compute capability {OLDEST_SM / 10} (Hopper) or newer, and "
+                f"{gpu.name} has {gpu.sm / 10}",
+                cause="the kernels use instructions that came with Hopper",
+                next_step="take another GPU, or --backend reference, which is slow",
+            )
 
 
 def batch_invariant(chosen: dispatch.Settings) -> dispatch.Settings:
