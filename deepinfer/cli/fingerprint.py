@@ -40,7 +40,8 @@ def fingerprint(
 
     Of config.json, tokenizer.json and the index every byte counts; of a shard its name, its size and a few pieces of
     it, so that hundreds of gigabytes cost no more than a moment. Where the folder lies does not count, nor what
-    computes: device, backend and batch change answers by rounding at most.
+    computes: device, backend and batch change answers by rounding at most. (Made weights, for trials, are a GPU's or a
+    processor's own all the same.)
 
     Raises:
         ConfigError: there is no config.json, or none that can be used.

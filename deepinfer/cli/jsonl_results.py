@@ -83,8 +83,8 @@ def open_results(
 ) -> Iterator[FileResults]:
     """Open a file of results, made if need be, and find which of `requests` it answers.
 
-    model: what results of now are made with, as their "model" says (see `fingerprint`). Older results do not say it:
-    they are kept, and that is told on stderr.
+    model: what results are made with, as their "model" says (see `fingerprint`). Those that do not say it are kept,
+    and that is told on stderr.
     retry_failed: take results that are errors out of the file first, those of other requests too: they answer none.
     It is replaced as a whole, where it lies: a symbolic link to it stays.
 

@@ -17,8 +17,10 @@ if TYPE_CHECKING:
 
 
 _PARAMETER = re.compile(
-    r"(?<![\w-])(load_format|engram_rows|engram_device|max_model_len|max_num_seqs|chunk_tokens|memory_fraction)(?!\w)"
+    r"(?<![\w/.-])(load_format|engram_rows|engram_device|max_model_len|max_num_seqs|chunk_tokens|memory_fraction)"
+    r"(?![\w/]|\.\w)"
 )
+"""Not where it is a part of a path."""
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import difflib
+import shlex
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -158,11 +159,12 @@ def _check_locale(args: argparse.Namespace) -> None:
 
 def _bad_option(what: str, args: argparse.Namespace) -> UsageError:
     kind, grammar = args.structure or ("", "")
-    file = what.startswith("structure") and kind == "json" and not grammar.lstrip().startswith(("{", "t", "f"))
+    schema = grammar.lstrip().startswith(("{", "[", '"')) or grammar.strip() in ("", "true", "false")
+    file = what.startswith("structure") and kind == "json" and not schema
     return UsageError(
         f"the options cannot be taken: {what}",
         cause="json is followed by the schema itself, not by the name of a file" if file else "",
-        next_step="correct this option" + (f': --structure json "$(cat {grammar})"' if file else ""),
+        next_step="correct this option" + (f': --structure json "$(cat {shlex.quote(grammar)})"' if file else ""),
     )
 
 
