@@ -41,6 +41,8 @@ def new_folder(folder: Path, *, last: str) -> Iterator[Path]:
     try:
         if folder.is_symlink():
             folder = Path(os.path.realpath(folder))
+            if folder.is_symlink():
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(folder))
         there = folder.exists()
         if there:
             _check_empty(folder)

@@ -60,6 +60,14 @@ def test_links_lead_to_the_folder(tmp_path: Path, there: bool) -> None:
     assert link.is_symlink() and names(target) == ["a", "index", "z"]
 
 
+def test_a_link_that_leads_to_itself_is_no_name(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    refused = pytest.raises(UsageError, match="loop cannot be written: Too many levels")
+    with refused, new_folder(tmp_path / "loop", last="index"):
+        pass
+    assert names(tmp_path) == ["loop"]
+
+
 @pytest.mark.parametrize("there", [True, False])
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
 def test_what_ends_early_leaves_nothing(tmp_path: Path, there: bool, error: type[BaseException]) -> None:
