@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 
+from deepinfer.errors import kind_of
 from deepinfer.json_text import strict_json
 from deepinfer.sampling.params import Structure
 from deepinfer.structured_output.regex import checked_regex
 from deepinfer.structured_output.schema import check_schema, name_alternatives
+from deepinfer.structured_output.size import LONGEST_GRAMMAR, size_of
 
-LONGEST_GRAMMAR = 2**16
-"""Characters of a grammar, of whatever kind: compiling takes 2 s for one text as long, and longer ones ever longer
-(half a minute for four times as long), which other requests would wait for.
-"""
 MOST_ENTRIES = 2000
 """Texts of a choice; entries of a list or an object of a JSON schema: 2 s for as many properties."""
-WRITTEN_OUT = 128
-"""Repetitions up to as many are written out when they are compiled, and of more there are as many written out."""
-_PARTS = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|\{\d+(?:,\d*)?\}|.", re.DOTALL)
-"""An escape, a [class], a repetition, or another letter."""
 
 
 def text_of(structure: Structure) -> str:
@@ -33,7 +26,7 @@ def text_of(structure: Structure) -> str:
     if structure.kind == "json":
         return _schema_text(grammar)
     if isinstance(grammar, str):
-        _check_size(_size(grammar), 0)
+        _check_size(size_of(grammar, ebnf=structure.kind == "ebnf"), 0)
         return checked_regex(grammar) if structure.kind == "regex" else grammar
     _check_size(sum(map(len, grammar)), len(grammar))
     return "root ::= " + " | ".join(map(_literal, grammar))
@@ -50,7 +43,7 @@ def _schema_text(grammar: object) -> str:
             raise ValueError(f"a name in it is {name}; names are texts")
         schema = json.loads(text)
     _check_size(len(text), max(_entries(schema), default=0))
-    _check_size(sum(map(_size, _patterns(schema))), 0)
+    _check_size(sum(map(size_of, _patterns(schema))), 0)
     check_schema(schema)
     name_alternatives(schema)
     return json.dumps(schema)
@@ -67,26 +60,6 @@ def _check_size(characters: int, entries: int) -> None:
             f"a choice, a list or an object may have {MOST_ENTRIES} entries, and one has {entries}; ask for less in "
             "one request, or write them as an expression"
         )
-
-
-def _size(grammar: str) -> int:
-    """Characters of an expression or a grammar, where what {m,n} repeats counts as often as it is written out."""
-    if len(grammar) > LONGEST_GRAMMAR:
-        return len(grammar)
-    groups, last = [0], 0
-    for part in _PARTS.findall(grammar):
-        if part == "(":
-            groups.append(0)
-        elif part == ")" and groups[1:]:
-            last = groups.pop()
-            groups[-1] += last
-        elif part[0] == "{" and part[1:]:
-            times = min(WRITTEN_OUT, max(int(one[:9]) for one in part[1:-1].split(",") if one))
-            groups[-1] += last * max(0, times - 1)
-        else:
-            last = 1
-            groups[-1] += 1
-    return max(len(grammar), sum(groups))
 
 
 def _patterns(value: object) -> Iterator[str]:
@@ -111,7 +84,7 @@ def _entries(value: object) -> Iterator[int]:
 
 def _names_that_are_no_text(value: object) -> Iterator[str]:
     if isinstance(value, dict):
-        yield from (f"{type(name).__name__} {name!r}" for name in value if not isinstance(name, str))
+        yield from (kind_of(name) for name in value if not isinstance(name, str))
     if isinstance(value, dict | list | tuple):
         for one in value.values() if isinstance(value, dict) else value:
             yield from _names_that_are_no_text(one)
