@@ -2,7 +2,8 @@
 
 A verb's module has HELP (one line), `add_arguments(parser)` and `run(args) -> int`, the exit code.
 Exit codes: 0 done; 1 usage, a name under which nothing can be written among it; 2 a file that is read is not what it
-should be; 4 this machine cannot; 5 some of what was asked failed; 130 interrupted. DEEPINFER_DEBUG=1 shows tracebacks.
+should be; 4 this machine cannot; 5 some of what was asked failed; 130 interrupted, 143 told to end.
+DEEPINFER_DEBUG=1 shows tracebacks.
 """
 
 from __future__ import annotations
