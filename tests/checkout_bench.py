@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -80,7 +79,6 @@ class Checkout:
         return subprocess.Popen(
             [str(self.root / "run"), *words], env={**os.environ, **own}, cwd="/", text=True, start_new_session=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background job ignores it
         )  # fmt: skip
 
     def run(self, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:

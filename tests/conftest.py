@@ -1,8 +1,9 @@
-"""Which tests can be collected here."""
+"""Which tests can be collected here, and what they all start from."""
 
 from __future__ import annotations
 
 import importlib.util
+import signal
 
 import pytest
 
@@ -10,6 +11,12 @@ NEEDED = ("cyclonedx", "docker", "installer", "invoke", "jsonschema", "elftools"
 """What the build system imports. A GPU machine that runs the engine's tests alone has no need of them."""
 missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
 collect_ignore_glob = ["build/*", "images/*"] if missing else []
+
+
+def pytest_configure() -> None:
+    """A shell's background job ignores Ctrl-C, and so would every process that a test starts and interrupts."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:

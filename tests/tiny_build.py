@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -114,8 +113,6 @@ class Bench:
 
 def main() -> None:
     """Build one component a source, named for its folder."""
-    # A runner that was started in the background of a shell ignores SIGINT, and so would this child of its.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     bench = Bench.load(Path(sys.argv[1]))
     sources = [Path(word) for word in sys.argv[3:]]
     results = bench.build({f"{sys.argv[2]}-{source.name}": tiny(source.name, source) for source in sources})
