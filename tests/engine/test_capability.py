@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 
 from deepinfer import platform
 from deepinfer.engine.placement import kernels_of
 from deepinfer.errors import DeepInferError
+from deepinfer.ops import dispatch
 
 
 @pytest.fixture(autouse=True)
-def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+def two_gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     gpus = (platform.Gpu("NVIDIA A100", 80, 108, 80 << 30), platform.Gpu("NVIDIA H20", 90, 78, 96 << 30))
     monkeypatch.setattr(platform, "detect", lambda: platform.Platform("cuda", "580.65.06", "13.0", gpus, ""))
+    with dispatch.using("reference"):  # the environment's settings are read once a process, and not of this machine
+        yield
 
 
 @pytest.mark.parametrize("device", ["cuda", "cuda:0"])
