@@ -69,7 +69,7 @@ class FileResults:
         """
         size = os.fstat(self._descriptor).st_size
         try:
-            # A lone surrogate, as of a request that an error cites, becomes what JSON writes for it: \udXXX.
+            # A lone surrogate, as of a request that an error cites, becomes its escape in JSON, by its number.
             _write(self._descriptor, _line(result).encode(errors="backslashreplace"))
         except OSError as problem:
             with contextlib.suppress(OSError):

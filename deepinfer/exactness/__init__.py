@@ -43,7 +43,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is asked for now: the program has to be in charge before torch is imported, or found to be absent."""
+    """Import a name when it is first used: what Ctrl-C and a missing torch do has to be settled before that."""
     module = next((module for module, names in _MODULES.items() if name in names), None)
     if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -15,7 +15,7 @@ import torch
 from deepinfer.ops.checks import Arguments
 from deepinfer.ops.dispatch import factory
 from deepinfer.ops.linear import GROUP
-from deepinfer.ops.rotary import HEAD, ROTATED
+from deepinfer.ops.rotary import HEAD, check_heads
 
 WIDE = 128
 """Columns that share a scale."""
@@ -108,12 +108,8 @@ def rotate_heads_per128(o: torch.Tensor, positions: torch.Tensor, cos_sin: torch
         TypeError, ValueError: an argument is not as said.
     """
     check = Arguments("rotate_heads_per128")
-    check.tensor("o", o, torch.float32, ("n", "h", HEAD), rows="contiguous")
-    n, h = check.size("n"), check.size("h")
-    check.whole_number("groups", groups, at_least=1)
-    check.require(h > 0 and h % groups == 0, "o", f"must have a multiple of {groups} heads (groups), not {h}")
-    check.tensor("positions", positions, (torch.int32, torch.int64), ("n",), rows="contiguous")
-    check.tensor("cos_sin", cos_sin, torch.float32, (None, ROTATED))
+    n, h = check_heads(check, o, positions, cos_sin, groups)
+    check.require(h > 0, "o", "must have heads")
     values, scales = _empty(n, h * HEAD, o.device)
     if n:
         factory("rotate_heads_per128")()(o, positions, cos_sin, values, scales)

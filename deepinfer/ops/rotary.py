@@ -70,17 +70,29 @@ def rotate_heads_quantize(o: torch.Tensor, positions: torch.Tensor, cos_sin: tor
         TypeError, ValueError: an argument is not as said.
     """
     check = Arguments("rotate_heads_quantize")
-    check.tensor("o", o, torch.float32, ("n", "h", HEAD), rows="contiguous")
-    n, h = check.size("n"), check.size("h")
-    check.whole_number("groups", groups, at_least=1)
-    check.require(h % groups == 0, "o", f"must have a multiple of {groups} heads (groups), not {h}")
-    _rows(check, positions, cos_sin)
+    n, h = check_heads(check, o, positions, cos_sin, groups)
     width = h // groups * HEAD
     values = torch.empty((n, groups, width), dtype=torch.float8_e4m3fn, device=o.device)
     scales = torch.empty((n, groups, width // GROUP), dtype=torch.uint8, device=o.device)
     if o.numel():
         factory("rotate_heads_quantize")()(o, positions, cos_sin, values, scales)
     return values, scales
+
+
+def check_heads(
+    check: Arguments, o: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor, groups: int
+) -> tuple[int, int]:
+    """Rows and heads of an attention's output that is rotated back and quantised, its arguments being right.
+
+    Raises:
+        TypeError, ValueError: an argument is not as `rotate_heads_quantize` says.
+    """
+    check.tensor("o", o, torch.float32, ("n", "h", HEAD), rows="contiguous")
+    n, h = check.size("n"), check.size("h")
+    check.whole_number("groups", groups, at_least=1)
+    check.require(h % groups == 0, "o", f"must have a multiple of {groups} heads (groups), not {h}")
+    _rows(check, positions, cos_sin)
+    return n, h
 
 
 def _rows(check: Arguments, positions: torch.Tensor, cos_sin: torch.Tensor) -> None:

@@ -178,7 +178,7 @@ def test_another_compile_of_the_same_key_says_nothing_of_an_image(
 
 
 def test_the_library_path() -> None:
-    base = base_inspection(cudart=(Library("/root/.triton/l", "libcudart.so.12"), Library("/x", "libcudart.so.13")))
+    base = base_inspection(cudart=(Library("/opt/triton/l", "libcudart.so.12"), Library("/x", "libcudart.so.13")))
     library = other_cudart(base)
     assert (library, other_cudart(base_inspection()), other_cudart(base_inspection(cuda=None))) == (
         "libcudart.so.12",

@@ -79,11 +79,11 @@ def test_the_surface_of_an_image(user: str, health: Ending | None, labels: dict[
     ("path", "what"),
     [
         ("/etc/pip.conf", "a configuration that may hold credentials"),
-        ("/home/deepinfer/.docker/config.json", "a configuration that may hold credentials"),
+        ("/srv/ci/.docker/config.json", "a configuration that may hold credentials"),
         ("/usr/local/share/ca-certificates/host.crt", "a key or certificate"),
         ("/opt/deepinfer/site/deep_gemm-2.8.2.whl", "left by the builder"),
         ("/src/setup.py", "left by the builder"),
-        ("/root/.cache/pip/x", "left by the builder"),
+        ("/srv/ci/.cache/pip/x", "left by the builder"),
         ("/usr/lib/p/certifi/cacert.pem", ""),
         ("/opt/deepinfer/site/deep_gemm/include/build/x.cuh", ""),
         ("/usr/lib/p/build/env.py", ""),
