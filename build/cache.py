@@ -88,7 +88,7 @@ def root() -> Path:
 def _refuse_somebodys_own(path: Path) -> None:
     usual = (*FOLDERS, "lost+found")  # a disk of its own has that
     others = sorted(e.name for e in path.iterdir() if e.name not in usual and not e.name.startswith(LEFTOVER))
-    if others:
+    if others and not (path / "CACHEDIR.TAG").exists():  # another build may have made it a cache in between
         shown = ", ".join(name[:40].encode(errors="replace").decode() for name in others[:3])
         raise EnvironmentCannot(
             f"{path} is no build cache: it holds {shown}{' and more' if len(others) > 3 else ''}",

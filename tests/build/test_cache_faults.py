@@ -6,8 +6,11 @@ import errno
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -67,6 +70,30 @@ def test_what_a_cache_may_hold_before_it_is_one(
         (tmp_path / "cache" / name).mkdir(parents=True)
     monkeypatch.setenv("DEEPINFER_BUILD_CACHE", str(tmp_path / "cache"))
     assert (cache.root() / "CACHEDIR.TAG").is_file()
+
+
+def test_builds_that_begin_at_once_make_one_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other's tag appears after this build found none, and before it looks at what the folder holds."""
+    plain = Path.mkdir
+
+    def mkdir_beside_another(path: Path, *args: Any, **options: Any) -> None:
+        plain(path, *args, **options)
+        (path / "CACHEDIR.TAG").write_text(cache.CACHEDIR_TAG)
+
+    monkeypatch.setenv("DEEPINFER_BUILD_CACHE", str(tmp_path / "cache"))
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "mkdir", mkdir_beside_another)
+        assert cache.root() == tmp_path / "cache"
+    for number in range(50):
+        monkeypatch.setenv("DEEPINFER_BUILD_CACHE", str(tmp_path / f"cache-{number}"))
+        together = threading.Barrier(8)
+
+        def begin(together: threading.Barrier = together) -> Path:
+            together.wait()
+            return cache.folder("locks")
+
+        with ThreadPoolExecutor(8) as pool:
+            assert {begun.result() for begun in [pool.submit(begin) for _ in range(8)]} == {cache.root() / "locks"}
 
 
 def test_a_pipe_and_a_folder_keep_their_names(tmp_path: Path) -> None:
