@@ -34,7 +34,7 @@ class LLM:
     """A model that answers prompts. Use it from one thread.
 
     Args:
-        folder: of the checkpoint: config.json, tokenizer files, weights.
+        model: folder of the checkpoint: config.json, tokenizer files, weights.
         device: "cuda", "cuda:N" or "cpu"; None: a GPU where the driver sees one.
         backend: where kernels come from; None: DEEPINFER_OPS_BACKEND, else triton on a GPU and reference elsewhere.
         load_format: "auto" reads the weights; "dummy" makes seeded ones of the right formats, from config.json alone.
@@ -66,7 +66,7 @@ class LLM:
 
     def __init__(
         self,
-        folder: str | os.PathLike[str],
+        model: str | os.PathLike[str],
         *,
         device: str | torch.device | None = None,
         backend: Backend | None = None,
@@ -95,7 +95,7 @@ class LLM:
             memory_fraction=memory_fraction,
             prefix_caching=prefix_caching,
         )
-        path = Path(folder)
+        path = Path(model)
         if not is_folder(path):
             raise CheckpointError(
                 f"{path} is no folder",

@@ -236,7 +236,7 @@ def test_models_and_devices_that_are_not_there(tiny_folder: Path, tmp_path: Path
 
 def test_dummy_weights_need_config_json_alone_and_take_token_ids(tiny_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes((tiny_folder / "config.json").read_bytes())
-    llm = LLM(tmp_path, device="cpu", backend="reference", load_format="dummy", max_num_seqs=2, max_model_len=64)
+    llm = LLM(model=tmp_path, device="cpu", backend="reference", load_format="dummy", max_num_seqs=2, max_model_len=64)
     assert llm.max_model_len == 64
     (output,) = llm.generate([0, 5, 9], SamplingParams(temperature=0, max_tokens=3))
     assert len(output.outputs[0].token_ids) == 3 and output.outputs[0].text == ""
