@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
 from deepinfer import envs, interrupts, packages, streams
-from deepinfer.errors import DeepInferError, UsageError, VariableError
+from deepinfer.errors import DeepInferError, Option, UsageError, VariableError
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
@@ -117,7 +117,7 @@ def _told(work: Callable[[], int]) -> int:
     except BrokenPipeError:  # the reader of our output has gone
         return 0
     except DeepInferError as problem:
-        _tell(str(problem))
+        _tell(problem.told(_flag))
         return problem.exit_code
     except ImportError as problem:
         missing = packages.told(problem)
@@ -132,6 +132,11 @@ def _told(work: Callable[[], int]) -> int:
         return _no_room(problem).exit_code
     except Exception as problem:
         return _fault(problem)
+
+
+def _flag(option: Option) -> str:
+    """As it is typed."""
+    return f"--{option.replace('_', '-')}"
 
 
 def _no_room(problem: OSError) -> DeepInferError:

@@ -3,6 +3,20 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
+
+
+class Option(str):
+    """An option of the engine by its name in Python, as a piece of an error's text: max_model_len.
+
+    Who shows the error writes it as his users do: a command line --max-model-len.
+    """
+
+    __slots__ = ()
+
+
+Text = str | tuple[str, ...]
+"""What an error says: a text, or pieces of one, of which some are an `Option`."""
 
 
 class DeepInferError(Exception):
@@ -16,19 +30,62 @@ class DeepInferError(Exception):
 
     exit_code = 4
 
-    def __init__(self, what: str, *, cause: str = "", next_step: str = "") -> None:
-        super().__init__(what)
-        self.what = what
-        self.cause = cause
-        self.next_step = next_step
+    def __init__(self, what: Text, *, cause: Text = "", next_step: Text = "") -> None:
+        super().__init__(_joined(what))
+        self._what, self._cause, self._next_step = what, cause, next_step
+
+    @property
+    def what(self) -> str:
+        """What happened."""
+        return _joined(self._what)
+
+    @property
+    def cause(self) -> str:
+        """The likely cause, or ''."""
+        return _joined(self._cause)
+
+    @property
+    def next_step(self) -> str:
+        """What to do next, or ''."""
+        return _joined(self._next_step)
+
+    def told(self, spell: Callable[[Option], str] = str) -> str:
+        """All of it, a line each. spell: how an option is written where it is shown."""
+        lines = [_joined(self._what, spell)]
+        if self._cause:
+            lines.append(f"  likely cause: {_joined(self._cause, spell)}")
+        if self._next_step:
+            lines.append(f"  next step: {_joined(self._next_step, spell)}")
+        return "\n".join(lines)
+
+    def of(self, name: str) -> DeepInferError:
+        """The same error, which begins with the name of what it is about."""
+        what = (self._what,) if isinstance(self._what, str) else self._what
+        return type(self)((f"{name}: ", *what), cause=self._cause, next_step=self._next_step)
 
     def __str__(self) -> str:
-        lines = [self.what]
-        if self.cause:
-            lines.append(f"  likely cause: {self.cause}")
-        if self.next_step:
-            lines.append(f"  next step: {self.next_step}")
-        return "\n".join(lines)
+        return self.told()
+
+
+class OptionError(ValueError):
+    """A value of an option of the engine is not allowed. As a text: the option's name, and its fault.
+
+    Args:
+        option: its name in Python.
+        fault: what is wrong with it, as in "must be at least 1, not 0".
+    """
+
+    def __init__(self, option: str, fault: str) -> None:
+        super().__init__(option, fault)
+        self.option, self.fault = Option(option), fault
+
+    @property
+    def pieces(self) -> tuple[str, ...]:
+        """Its text, as a `DeepInferError` takes it."""
+        return self.option, f" {self.fault}"
+
+    def __str__(self) -> str:
+        return _joined(self.pieces)
 
 
 class UsageError(DeepInferError):
@@ -99,6 +156,11 @@ def unwritable(what: str, problem: OSError) -> DeepInferError:
     if problem.errno in _NO_NAME:
         return UsageError(told, next_step="name another")
     return DeepInferError(told, next_step="name one on a file system with room, in a folder that you may write to")
+
+
+def _joined(text: Text, spell: Callable[[Option], str] = str) -> str:
+    pieces = (text,) if isinstance(text, str) else text
+    return "".join(spell(piece) if isinstance(piece, Option) else piece for piece in pieces)
 
 
 def kind_of(value: object) -> str:

@@ -7,7 +7,7 @@ import json
 import time
 from typing import TYPE_CHECKING
 
-from deepinfer.cli.model_options import add_model_arguments, name_flags, open_llm, tell, write_utf8
+from deepinfer.cli.model_options import add_model_arguments, open_llm, tell, write_utf8
 from deepinfer.cli.prompt_text import prompt_of
 from deepinfer.cli.records import failures, record
 from deepinfer.cli.sampling_options import add_sampling_arguments, params_of_options, told
@@ -57,8 +57,7 @@ def run(args: argparse.Namespace) -> int:
     started = time.perf_counter()
     try:
         output = _answer(llm, Request(prompt, params), shown=not args.json)
-    except DeepInferError as problem:  # some are ValueErrors too
-        name_flags(problem)
+    except DeepInferError:  # some are ValueErrors too
         raise
     except (TypeError, ValueError) as problem:
         raise told(problem, "the prompt") from problem

@@ -9,7 +9,7 @@ import random
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from deepinfer.cli.model_options import add_model_arguments, by_flags, open_llm
+from deepinfer.cli.model_options import add_model_arguments, open_llm
 from deepinfer.cli.progress import Progress
 from deepinfer.engine.sequence import Request
 from deepinfer.engine.timing import Stopwatch, Summary
@@ -159,8 +159,8 @@ def _check_lengths(args: argparse.Namespace, llm: LLM) -> None:
         raise UsageError(
             f"--input-len {args.input_len} and --output-len {args.output_len} together pass the model's "
             f"{llm.max_model_len} tokens",
-            cause=by_flags(cause),
-            next_step="shorten one of them" + (f", or {by_flags(more)}" if more else ""),
+            cause=cause,
+            next_step=("shorten one of them", *((", or ", *more) if more else ())),
         )
 
 

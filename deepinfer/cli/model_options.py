@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from deepinfer import native
 from deepinfer.cli.progress import Progress
-from deepinfer.errors import DeepInferError, UsageError
+from deepinfer.errors import DeepInferError, OptionError, UsageError
 
 if TYPE_CHECKING:
     from deepinfer.engine.llm import LLM
-
-
-_PARAMETER = re.compile(
-    r"(?<![\w/.-])(load_format|engram_rows|engram_device|max_model_len|max_num_seqs|chunk_tokens|memory_fraction)"
-    r"(?![\w/]|\.\w)"
-)
-"""Not where it is a part of a path."""
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
@@ -89,26 +81,15 @@ def open_llm(args: argparse.Namespace) -> LLM:
                 gemm=args.gemm,
                 progress=bar.reach,
             )
-        except DeepInferError as problem:  # some are ValueErrors too
-            name_flags(problem)
+        except DeepInferError:  # some are ValueErrors too
             raise
         except ValueError as problem:
-            what = f"the options cannot be taken: {by_flags(str(problem))}"
+            pieces = problem.pieces if isinstance(problem, OptionError) else (str(problem),)
+            what = ("the options cannot be taken: ", *pieces)
             raise UsageError(what, next_step="correct this option") from problem
     if llm.gemm_notice:  # with --quiet too: it changes what is computed
         print(f"--gemm {llm.gemm}: {llm.gemm_notice}", file=sys.stderr, flush=True)
     return llm
-
-
-def name_flags(problem: DeepInferError) -> None:
-    """Let an error of the engine call its parameters as the command line does."""
-    problem.what, problem.cause = by_flags(problem.what), by_flags(problem.cause)
-    problem.next_step = by_flags(problem.next_step)
-
-
-def by_flags(text: str) -> str:
-    """What the engine says of its parameters (max_model_len), as the command line calls them (--max-model-len)."""
-    return _PARAMETER.sub(lambda found: "--" + found[0].replace("_", "-"), text.replace("(blocks)", "(--blocks)"))
 
 
 def tell(args: argparse.Namespace, text: str) -> None:

@@ -99,7 +99,7 @@ class Admission:
             raise InputError(
                 f"the prompt has {len(tokens)} tokens, and prompt and output together may have {self.limits.length}",
                 cause=cause,
-                next_step="shorten the prompt" + (f", or {more}" if more else ""),
+                next_step=("shorten the prompt", *((", or ", *more) if more else ())),
             )
         for position, token in enumerate(tokens):
             if config.vision is not None and token == config.image_token_id:

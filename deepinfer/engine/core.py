@@ -15,7 +15,7 @@ from deepinfer.engine.runner import Drawn, Runner
 from deepinfer.engine.scheduler import Scheduler
 from deepinfer.engine.sequence import Request, Sequence, Status
 from deepinfer.engine.step import Step
-from deepinfer.errors import DeepInferError, InputError
+from deepinfer.errors import DeepInferError, InputError, Option
 
 if TYPE_CHECKING:
     from deepinfer.model.load import LoadedModel
@@ -188,5 +188,8 @@ def _out_of_memory(step: Step) -> DeepInferError:
     return DeepInferError(
         f"the device has no memory for a step of {rows} rows; nothing was lost, and the next step tries again",
         cause="the caches leave too little for the work, or another program took memory",
-        next_step="open the model with a smaller memory_fraction or fewer chunk_tokens",
+        next_step=(
+            *("open the model with a smaller ", Option("memory_fraction")),
+            *(" or fewer ", Option("chunk_tokens")),
+        ),
     )

@@ -17,7 +17,7 @@ from deepinfer.engine.outputs import Completion, RequestOutput
 from deepinfer.engine.placement import Backend, device_of, kernels_of, tables_on
 from deepinfer.engine.prompts import Prompt, checked, is_id, is_ids, is_single, named, paired
 from deepinfer.engine.sequence import Request
-from deepinfer.errors import CheckpointError, DeepInferError, kind_of, shown
+from deepinfer.errors import CheckpointError, DeepInferError, OptionError, kind_of, shown
 from deepinfer.folders import is_folder, is_there
 from deepinfer.model.deep_gemm import Gemm
 from deepinfer.model.load import LoadFormat, Progress, load_model
@@ -264,4 +264,4 @@ class LLM:
 def _whole_numbers(**arguments: int | None) -> None:
     for name, value in arguments.items():
         if value is not None and not is_id(value):
-            raise ValueError(f"{name} must be a whole number, not {kind_of(value)}")
+            raise OptionError(name, f"must be a whole number, not {kind_of(value)}")

@@ -12,7 +12,7 @@ from deepinfer.cache.layout import BLOCK_TOKENS, blocks_of
 from deepinfer.cache.pool import Caches, blocks_that_fit
 from deepinfer.cache.prefix import Context
 from deepinfer.engine.step import Limits
-from deepinfer.errors import DeepInferError, UsageError, shown
+from deepinfer.errors import DeepInferError, Option, OptionError, UsageError, shown
 from deepinfer.model.batch import RowSpec
 from deepinfer.model.model import Model
 from deepinfer.ops import dispatch
@@ -45,12 +45,12 @@ class EngineOptions:
         for name, least in (("max_num_seqs", 1), ("chunk_tokens", 1), ("max_model_len", 2), ("blocks", 2)):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
-                raise ValueError(f"{name} must be a whole number of at least {least}, not {shown(value)}")
+                raise OptionError(name, f"must be a whole number of at least {least}, not {shown(value)}")
         fraction = self.memory_fraction
         if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 < fraction <= 1:
-            raise ValueError(f"memory_fraction must be a number above 0 and at most 1, not {shown(fraction)}")
+            raise OptionError("memory_fraction", f"must be a number above 0 and at most 1, not {shown(fraction)}")
         if not isinstance(self.prefix_caching, bool):
-            raise ValueError(f"prefix_caching must be true or false, not {shown(self.prefix_caching)}")
+            raise OptionError("prefix_caching", f"must be true or false, not {shown(self.prefix_caching)}")
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def allocate(model: Model, options: EngineOptions) -> Memory:
     asked = options.max_model_len
     if asked is not None and asked > model.max_positions:
         raise UsageError(
-            f"max_model_len {asked} is more than the {model.max_positions} tokens that the model takes",
+            (Option("max_model_len"), f" {asked} is more than the {model.max_positions} tokens that the model takes"),
             next_step="ask for less, or leave it out",
         )
     length = asked or model.max_positions
@@ -84,8 +84,11 @@ def allocate(model: Model, options: EngineOptions) -> Memory:
     blocks = options.blocks or _blocks(model, options, slots, min(chunk, length), length)
     if asked is not None and blocks_of(asked) > blocks - 1:
         raise DeepInferError(
-            f"{blocks - 1} cache blocks hold {(blocks - 1) * BLOCK_TOKENS} tokens, less than max_model_len {asked}",
-            next_step="give more blocks or memory, or a smaller max_model_len",
+            (
+                f"{blocks - 1} cache blocks hold {(blocks - 1) * BLOCK_TOKENS} tokens, less than ",
+                *(Option("max_model_len"), f" {asked}"),
+            ),
+            next_step=("give more blocks or memory, or a smaller ", Option("max_model_len")),
         )
     caches = Caches.allocate(model.config, model.device, blocks=blocks, slots=slots)
     if model.truncation != "off" and model.keep_tokens < caches.ring_rows:

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 import torch
 
 from deepinfer import envs, platform
-from deepinfer.errors import DeepInferError, shown
+from deepinfer.errors import DeepInferError, OptionError, shown
 from deepinfer.ops import dispatch
 
 Backend = Literal["triton", "reference"]
@@ -31,7 +31,7 @@ def device_of(asked: str | torch.device | None) -> torch.device:
     except (RuntimeError, TypeError):
         device = torch.device("meta")
     if device.type not in ("cpu", "cuda") or (device.type == "cpu" and device.index):
-        raise ValueError(f"device must be cuda, cuda:N or cpu, not {shown(asked)}")
+        raise OptionError("device", f"must be cuda, cuda:N or cpu, not {shown(asked)}")
     if device.type == "cpu":
         return torch.device("cpu")
     index = device.index or 0
@@ -62,10 +62,10 @@ def tables_on(asked: str | None, device: torch.device) -> torch.device:
     if asked == "cpu":
         return torch.device("cpu")
     if isinstance(asked, str) and (asked == "cuda" or asked.startswith("cuda:")):
-        raise ValueError(
-            f"engram_device {asked}: the model is on {device}, and its n-gram tables stay there or go to cpu"
+        raise OptionError(
+            "engram_device", f"{asked}: the model is on {device}, and its n-gram tables stay there or go to cpu"
         )
-    raise ValueError(f"engram_device must be cpu or cuda, not {shown(asked)}")
+    raise OptionError("engram_device", f"must be cpu or cuda, not {shown(asked)}")
 
 
 def kernels_of(asked: Backend | None, device: torch.device) -> dispatch.Settings:
@@ -76,7 +76,7 @@ def kernels_of(asked: Backend | None, device: torch.device) -> dispatch.Settings
         DeepInferError: the device or the environment does not allow it.
     """
     if asked not in (None, *get_args(Backend)):
-        raise ValueError(f"backend must be {' or '.join(get_args(Backend))}, not {shown(asked)}")
+        raise OptionError("backend", f"must be {' or '.join(get_args(Backend))}, not {shown(asked)}")
     backend = asked
     if backend is None and not envs.OPS_BACKEND.is_set:
         backend = "triton" if device.type == "cuda" else "reference"

@@ -60,7 +60,7 @@ def is_single(prompts: Prompt | Sequence[Prompt]) -> bool:
 def named(problem: Exception, name: str) -> Exception:
     """The same error, which says of what."""
     if isinstance(problem, DeepInferError):
-        return type(problem)(f"{name}: {problem.what}", cause=problem.cause, next_step=problem.next_step)
+        return problem.of(name)
     return (TypeError if isinstance(problem, TypeError) else ValueError)(f"{name}: {problem}")
 
 

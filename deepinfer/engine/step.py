@@ -8,6 +8,7 @@ from typing import Literal
 from deepinfer.cache.layout import BLOCK_TOKENS
 from deepinfer.cache.prefix import Truncation
 from deepinfer.engine.sequence import Sequence
+from deepinfer.errors import Option
 
 
 @dataclass(frozen=True)
@@ -27,14 +28,19 @@ class Limits:
     prefix_caching: bool = True
     why: Literal["model", "max_model_len", "blocks"] = "model"
 
-    def of_length(self) -> tuple[str, str]:
-        """Why a sequence may be no longer, and what would let it; '' for what nothing but a shorter one would."""
+    def of_length(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Why a sequence may be no longer, and what would let it; () where nothing but a shorter one would.
+
+        Both in pieces of an error's text.
+        """
         if self.why == "max_model_len":
-            return f"max_model_len is {self.length}", "open the model with a larger max_model_len"
+            name = Option("max_model_len")
+            return (name, f" is {self.length}"), ("open the model with a larger ", name)
         if self.why == "blocks":
             held = f"the cache has no more than {self.length // BLOCK_TOKENS} blocks of {BLOCK_TOKENS} tokens"
-            return held, "open the model with more cache blocks (blocks), or with more memory for them"
-        return f"the model was made for {self.length} tokens", ""
+            more = ("open the model with more cache blocks (", Option("blocks"), "), or with more memory for them")
+            return (held,), more
+        return (f"the model was made for {self.length} tokens",), ()
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from deepinfer.command_line import Parser, exit_code
-from deepinfer.errors import UsageError
+from deepinfer.errors import OptionError, UsageError
 
 TOKENS = 700
 _EXAMPLE = """examples:
@@ -64,8 +64,8 @@ def _run(options: argparse.Namespace) -> int:
 
     try:
         device = str(device_of(options.device))
-    except ValueError as problem:
-        raise UsageError(f"--{problem}", next_step="name a device that is there, or leave it out") from problem
+    except OptionError as problem:
+        raise UsageError(problem.pieces, next_step="name a device that is there, or leave it out") from problem
     subject = open_subject(options.model, device=device, load_format=options.load_format, gemm=options.gemm)
     tokens = _prompt(options, subject.config.vocab_size, subject.model.max_positions)
     if options.decoded >= len(tokens):

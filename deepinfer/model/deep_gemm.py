@@ -15,7 +15,7 @@ import torch
 from deepinfer import envs
 from deepinfer.environment import toolchain
 from deepinfer.environment.children import examine
-from deepinfer.errors import DeepInferError, UsageError, shown
+from deepinfer.errors import DeepInferError, OptionError, UsageError, shown
 from deepinfer.model.per128 import Per128, WideProducts
 from deepinfer.model.products import EXACT, Products
 from deepinfer.ops.per128 import PerWide
@@ -36,7 +36,7 @@ def products_of(gemm: Gemm, device: torch.device) -> Products:
         DeepInferError: DeepGEMM cannot be used here; the message says why, and what to do.
     """
     if gemm not in GEMMS:
-        raise ValueError(f"gemm must be {' or '.join(GEMMS)}, not {shown(gemm)}")
+        raise OptionError("gemm", f"must be {' or '.join(GEMMS)}, not {shown(gemm)}")
     if gemm == "exact":
         return EXACT
     require(device)

@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 
 from deepinfer.config import ModelConfig, read_config
-from deepinfer.errors import CheckpointError, DeepInferError, shown
+from deepinfer.errors import CheckpointError, DeepInferError, OptionError, shown
 from deepinfer.loading.checkpoint import Checkpoint
 from deepinfer.loading.dummy import dummy_tensor
 from deepinfer.loading.inventory import TABLE, inventory
@@ -84,9 +84,9 @@ def load_model(
     """
     folder = Path(path)
     if load_format not in ("auto", "dummy"):
-        raise ValueError(f"load_format must be auto or dummy, not {shown(load_format)}")
+        raise OptionError("load_format", f"must be auto or dummy, not {shown(load_format)}")
     if engram_rows is not None and engram_rows < 1:
-        raise ValueError(f"engram_rows must be at least 1, not {engram_rows}")
+        raise OptionError("engram_rows", f"must be at least 1, not {engram_rows}")
     config = read_config(folder)
     where = torch.device(device)
     tables = where if engram_device is None else torch.device(engram_device)

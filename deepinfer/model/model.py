@@ -12,7 +12,7 @@ import torch
 from deepinfer.cache.pool import Caches
 from deepinfer.config import ModelConfig
 from deepinfer.config.engram_hash import hashes
-from deepinfer.errors import ConfigError, shown
+from deepinfer.errors import ConfigError, OptionError, shown
 from deepinfer.model import rotary
 from deepinfer.model.attention import Attention
 from deepinfer.model.batch import Batch, RowSpec, Vocabulary
@@ -231,6 +231,6 @@ def _check(config: ModelConfig, truncation: str, keep_tokens: int) -> None:
     if problems:
         raise ConfigError("this model cannot be run: " + "; ".join(problems), cause="it is not DeepSeek-V4.1-Flash")
     if truncation not in ("off", "mask", "compact"):
-        raise ValueError(f"truncation must be off, mask or compact, not {shown(truncation)}")
+        raise OptionError("truncation", f"must be off, mask or compact, not {shown(truncation)}")
     if truncation != "off" and keep_tokens < config.attention.window:
-        raise ValueError(f"keep_tokens must be at least the window, {config.attention.window}, not {keep_tokens}")
+        raise OptionError("keep_tokens", f"must be at least the window, {config.attention.window}, not {keep_tokens}")

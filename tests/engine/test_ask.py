@@ -96,9 +96,9 @@ def test_a_stop_text_ends_it_and_is_named(tiny_folder: Path, expected: str, caps
         (["--blocks", "2", "word " * 200], 2, "open the model with more cache blocks (--blocks)"),
         (["--max-model-len", "5000", "x"], 1, "--max-model-len 5000 is more than the 4096 tokens"),
         (["--max-num-seqs", "0", "x"], 1, "--max-num-seqs must be a whole number"),
-        (["--blocks", "1", "x"], 1, "blocks must be a whole number of at least 2"),
+        (["--blocks", "1", "x"], 1, "--blocks must be a whole number of at least 2"),
         (["--memory-fraction", "2", "x"], 1, "--memory-fraction must be a number above 0 and at most 1"),
-        (["--device", "gpu", "x"], 1, "device must be cuda, cuda:N or cpu"),
+        (["--device", "gpu", "x"], 1, "--device must be cuda, cuda:N or cpu"),
         (["--device", "cpu", "--backend", "triton", "x"], 4, "the triton backend needs a GPU"),
     ],
 )
