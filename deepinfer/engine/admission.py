@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from deepinfer.cache.prefix import Context
 from deepinfer.engine.detokenize import Detokenizer
 from deepinfer.engine.outputs import Completion, RequestOutput
+from deepinfer.engine.prompts import is_id
 from deepinfer.engine.sequence import Request, Sequence
 from deepinfer.engine.step import Limits
 from deepinfer.errors import InputError, kind_of, shown
@@ -139,9 +140,9 @@ class Admission:
 
 def _listed(prompt: Listed[int]) -> list[int]:
     """Token ids, each a whole number."""
-    if not isinstance(prompt, Listed) or isinstance(prompt, bytes):
+    if not isinstance(prompt, Listed) or isinstance(prompt, bytes | bytearray):
         raise TypeError(f"the prompt must be a text or a list of token ids, not {kind_of(prompt)}")
     for token in prompt:
-        if isinstance(token, bool) or not isinstance(token, int):
+        if not is_id(token):
             raise TypeError(f"the prompt's token ids must be whole numbers, not {kind_of(token)}")
     return list(prompt)

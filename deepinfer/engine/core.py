@@ -15,7 +15,7 @@ from deepinfer.engine.runner import Drawn, Runner
 from deepinfer.engine.scheduler import Scheduler
 from deepinfer.engine.sequence import Request, Sequence, Status
 from deepinfer.engine.step import Step
-from deepinfer.errors import DeepInferError, InputError, Option
+from deepinfer.errors import DeepInferError, InputError, Option, shown
 
 if TYPE_CHECKING:
     from deepinfer.model.load import LoadedModel
@@ -70,7 +70,7 @@ class Engine:
         """
         name = request.request_id
         if name in self._live or name in self._changed:
-            raise InputError(f"request_id {name!r} is that of a request that is not done", next_step="give another")
+            raise InputError(f"request_id {shown(name)} is of a request that is not done", next_step="give another")
         live = _Live(*self._admission.admit(request, self._arrivals))
         self._live[name] = live
         for sequence in live.sequences:

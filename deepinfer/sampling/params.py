@@ -162,7 +162,7 @@ def _texts(value: object) -> tuple[str, ...]:
 
 
 def _ids(value: object) -> tuple[int, ...]:
-    if isinstance(value, str) or not isinstance(value, Sequence):
+    if isinstance(value, str | bytes | bytearray) or not isinstance(value, Sequence):  # bytes are numbers, but a text
         raise TypeError(f"stop_token_ids must be a list of token ids, not {kind_of(value)}")
     for one in value:
         _whole("a token id of stop_token_ids", one, 0, 2**31 - 1)

@@ -80,7 +80,7 @@ def test_a_prompt_that_asks_for_an_image_is_refused() -> None:
     assert ask([20, own.config.image_token_id], greedy(1)).finished
 
 
-@pytest.mark.parametrize("given", [None, 5, [1.5], [True], ["a"], b"text"])
+@pytest.mark.parametrize("given", [None, 5, [1.5], [True], ["a"], b"text", bytearray(b"text")])
 def test_what_is_no_prompt_is_refused(given: object) -> None:
     with pytest.raises(TypeError, match="prompt"):
         engine().add(Request(given))  # type: ignore[arg-type]

@@ -48,6 +48,7 @@ HUGE: tuple[tuple[str, object, type[Exception]], ...] = (
         ("min_tokens", 17, ValueError), ("min_tokens", -1, ValueError), ("n", 0, ValueError), ("n", 129, ValueError),
         ("stop", "", ValueError), ("stop", ["a", ""], ValueError), ("stop", 3, TypeError), ("stop", [3], TypeError),
         ("stop_token_ids", [-1], ValueError), ("stop_token_ids", "12", TypeError), ("stop_token_ids", [1.0], TypeError),
+        ("stop_token_ids", b"12", TypeError), ("stop_token_ids", bytearray(b"12"), TypeError),
         ("ignore_eos", 1, TypeError), ("logprobs", -1, ValueError), ("logprobs", 1001, ValueError),
         ("logprobs", True, TypeError), ("prompt_logprobs", "1", TypeError), ("logprobs_mode", "cooked", ValueError),
         ("structure", {"kind": "json"}, TypeError),
