@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from build import cache
 from build.attest.facts import ATTESTATIONS
+from build.attest.sbom import files_of, packages_of
 from build.containers import LABEL
 from build.errors import EnvironmentCannot, GateFailed
 from build.wheels.wheelhouse import file_sha256
@@ -89,7 +90,7 @@ def read_evidence(path: Path) -> Evidence:
         )
     told = manifest.get(ATTESTATIONS, {})
     beside = {what: _document(path.parent, told.get(what)) for what in ("sbom", "provenance")}
-    return Evidence(path, manifest, beside["sbom"], beside["provenance"])
+    return Evidence(path, manifest, _readable(beside["sbom"]), beside["provenance"])
 
 
 def shape_problem(manifest: Any) -> str:
@@ -123,6 +124,17 @@ def shape_problem(manifest: Any) -> str:
     if not all(isinstance(e, dict) and all(isinstance(e.get(k), str) for k in ("name", "sha256")) for e in entries):
         return f"{ATTESTATIONS} is of another kind"
     return ""
+
+
+def _readable(sbom: Document | None) -> Document | None:
+    """A list of contents as it is; damaged where its parts are not those of one, though it is JSON."""
+    if sbom is None or sbom.content is None:
+        return sbom
+    try:
+        names: list[Any] = [*files_of(sbom.content), *packages_of(sbom.content)]
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError):
+        names = [None]
+    return sbom if all(isinstance(name, str) for name in names) else replace(sbom, content=None)
 
 
 def _document(folder: Path, told: Mapping[str, str] | None) -> Document | None:

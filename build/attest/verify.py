@@ -9,7 +9,6 @@ Whoever can change manifest, provenance and image alike is stopped by a signatur
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -27,8 +26,10 @@ from build.attest.sbom import FORMAT, files_of, package_refs, packages_of
 from build.attest.signing import signature_row
 from build.containers import LABEL, Engine
 from build.errors import EnvironmentCannot
+from build.gates.collect import of_result
 from build.gates.launcher import ARCHIVE, ContainerLauncher, bundle
 from build.manifest import document_sha256
+from build.plan_keys import digest
 
 OURS = "/opt/deepinfer"
 IMAGE_JSON = f"{OURS}/image.json"
@@ -105,19 +106,15 @@ def _keys(manifest: Mapping[str, Any]) -> Iterator[Row]:
         keys = {cell["cell"]: (cell["key"], cell["inputs"]) for cell in manifest["cells"]}
         for name, (key, inputs) in keys.items():
             if key:
-                yield from compared("manifest", f"manifest cells[{name}].key, of its inputs", key, _sum(inputs))
+                yield from compared("manifest", f"manifest cells[{name}].key, of its inputs", key, digest(inputs))
                 named = manifest["document"]["components"][name.partition("/")[2]]["key"]
                 yield from compared("manifest", f"manifest cells[{name}].key, by image.json", key, named)
         image = manifest["image_key"]
-        yield from compared("manifest", "manifest image_key, of image_inputs", image, _sum(manifest["image_inputs"]))
+        yield from compared("manifest", "manifest image_key, of image_inputs", image, digest(manifest["image_inputs"]))
         whole = document_sha256(manifest["document"])
         yield from compared("manifest", "manifest document_sha256", manifest["document_sha256"], whole)
     except (KeyError, TypeError, ValueError, AttributeError) as problem:
         yield Row("manifest", "manifest", "differs", "", "", f"it lacks a part: {problem!r}")
-
-
-def _sum(inputs: Mapping[str, str]) -> str:
-    return hashlib.sha256(json.dumps(dict(inputs), sort_keys=True).encode()).hexdigest()
 
 
 def image_rows(
@@ -199,11 +196,11 @@ def look_inside(engine: Engine, image_id: str, evidence: Evidence) -> tuple[Mapp
         done = launcher.launch(argv, files=files, timeout=300)
     except APIError as problem:
         return None, f"{argv[0]} does not start in the image: {problem.explanation or problem}"
-    try:
-        return dict(json.loads(done.stdout)), ""
-    except ValueError:
-        said = (done.stderr.strip() or "nothing").splitlines()[-1]
-        return None, f"{argv[0]} in the image ended with status {done.returncode} and said: {said}"
+    held = of_result(done).facts()
+    if held:
+        return held, ""
+    said = (done.stderr.strip() or "nothing").splitlines()[-1]
+    return None, f"{argv[0]} in the image ended with status {done.returncode} and said: {said}"
 
 
 def _listed(evidence: Evidence) -> Mapping[str, Mapping[str, Any]]:
@@ -215,8 +212,15 @@ def content_rows(
     evidence: Evidence, held: Mapping[str, Any] | None, labels: Mapping[str, str], problem: str
 ) -> list[Row]:
     """Files and packages in the image against the list of its contents."""
-    if held is None:
-        return [Row("files", "what the image holds", "differs", "a Python that can list it", problem)]
+    try:
+        if held is not None:
+            return _held_rows(evidence, held, labels)
+    except (KeyError, TypeError, ValueError, AttributeError) as damaged:  # its Python was replaced
+        problem = f"its answer lacks a part: {damaged!r}"
+    return [Row("files", "what the image holds", "differs", "a Python that can list it", problem)]
+
+
+def _held_rows(evidence: Evidence, held: Mapping[str, Any], labels: Mapping[str, str]) -> list[Row]:
     files: Mapping[str, Mapping[str, Any]] = held["files"]
     told = f"sha256:{files.get(IMAGE_JSON, {}).get('sha256', '')}"
     rows = settled(

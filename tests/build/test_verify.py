@@ -6,7 +6,7 @@ import json
 import shutil
 import zipfile
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from build.attest.artefacts import artefact_rows
 from build.attest.facts import manifest_facts
 from build.attest.provenance import Layers, make_provenance
-from build.attest.verify import content_rows, manifest_rows
-from build.containers import LABEL
+from build.attest.verify import content_rows, look_inside, manifest_rows
+from build.container import RunResult
+from build.containers import LABEL, Engine
 from build.errors import GateFailed
 from build.manifest import document_sha256
 from build.matrix.load import load_matrix
@@ -152,6 +153,50 @@ def test_an_image_that_cannot_be_looked_into(ground: Ground) -> None:
     assert [(row.state, row.found) for row in rows] == [("differs", "python3 does not start")]
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"components": 3},
+        {"components": ["x"]},
+        {"components": [{"type": "file", "name": "/x", "hashes": [{}]}]},
+        {"components": [{"type": "file", "name": 7, "properties": [{"name": "deepinfer:link", "value": "/y"}]}]},
+        {"components": [{"type": "library"}]},
+        {"components": [{"type": "library", "bom-ref": 7}]},
+    ],
+)
+def test_a_list_of_contents_that_was_edited_into_another_shape_is_told_and_no_traceback(
+    ground: Ground, content: dict[str, Any]
+) -> None:
+    (ground.folder / "x.cdx.json").write_text(json.dumps(content))
+    rows = all_rows(ground, ground.evidence())
+    assert wrong(rows) == ["sbom x.cdx.json"]
+    assert [row.fact for row in rows if row.state == "not checked"] == ["files"]
+
+
+@pytest.mark.parametrize(
+    "held",
+    [
+        {},
+        {"files": []},
+        {"files": {"/opt/deepinfer/image.json": 3}},
+        {"files": {"/x": {"sha256": "0" * 64}}, "distributions": [], "debian": [], "system": {}},
+        {"files": {}, "distributions": [{}], "debian": [], "system": {}},
+        {"files": {}, "distributions": [], "debian": ["x"], "system": {}},
+    ],
+)
+def test_an_image_whose_python_lists_nonsense_is_told_and_no_traceback(ground: Ground, held: dict[str, Any]) -> None:
+    rows = content_rows(ground.evidence(), held, ground.labels, "")
+    assert wrong(rows) == ["what the image holds"] and "lacks a part" in rows[0].found
+
+
+def test_what_a_bases_start_up_prints_is_not_taken_for_the_answer(ground: Ground) -> None:
+    class Greets:
+        def run(self, image: str, argv: list[str], **_: Any) -> RunResult:
+            return RunResult(0, 'welcome to the vendor\'s image\n{"files": {}}\n', "")
+
+    assert look_inside(cast(Engine, Greets()), IMAGE, ground.evidence()) == ({"files": {}}, "")
+
+
 def test_a_component_in_the_wheelhouse_with_one_byte_changed(ground: Ground) -> None:
     wheel = next((ground.cache / "wheelhouse").glob("*/*.whl"))
     data = bytearray(wheel.read_bytes())
@@ -187,7 +232,7 @@ def test_metadata_that_installers_write_anew_is_not_compared(ground: Ground) -> 
     assert wrong(artefact_rows(ground.evidence().manifest, listed)) == []
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_any_edit_is_refused_or_found_and_never_a_traceback(ground: Ground, data: st.DataObject) -> None:
     whole = ground.path.read_text()
