@@ -38,6 +38,7 @@ from build.bases.replica import make_replica, reference  # noqa: E402
 from build.clean.images import clean_images  # noqa: E402
 from build.containers import Engine  # noqa: E402
 from build.errors import BuildError, EnvironmentCannot, UsageError  # noqa: E402
+from build.host_memory import host_memory  # noqa: E402
 from build.image.names import revision  # noqa: E402
 from build.matrix.load import load_matrix  # noqa: E402
 from build.matrix.model import Target  # noqa: E402
@@ -192,7 +193,7 @@ def machine_facts(engine: Engine) -> dict[str, Any]:
     return {
         "processor": models[0] if models else platform.machine(),
         "processors": len(os.sched_getaffinity(0)),
-        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "memory_gib": round(host_memory() / 2**30, 1),
         "engine": {"version": engine.client.version()["Version"], "processors": processors,
                    "memory_gib": round(memory, 1)},
         "kernel": platform.release(),

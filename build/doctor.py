@@ -19,6 +19,7 @@ from build.call import CallFailed, call
 from build.containers import Engine
 from build.docker_client import build_command
 from build.errors import BuildError, EnvironmentCannot
+from build.host_memory import host_memory
 from build.setup import docker_engine, dockerd, engine_answer, install, interpreter, system
 from build.setup.environment import Environment
 from build.setup.lockfile import LOCKS, PYTHONS, normalised, read_pins
@@ -206,9 +207,8 @@ def disk_row(name: str, path: Path, least_gb: float, comfortable_gb: float) -> R
 
 
 def _machine() -> Iterator[Row]:
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     cores = len(os.sched_getaffinity(0))
-    yield memory_row(memory, cores)
+    yield memory_row(host_memory() / 2**30, cores)
     yield Row("cores", "ok" if cores > 1 else "warn", f"{cores}")
     compiler = shutil.which("g++")
     if compiler is None:

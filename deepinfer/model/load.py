@@ -6,7 +6,6 @@ only, and on a CPU for what is touched, which is the files' pages themselves but
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ import torch
 
 from deepinfer.config import ModelConfig, read_config
 from deepinfer.errors import CheckpointError, DeepInferError, OptionError, shown
+from deepinfer.host_memory import host_memory
 from deepinfer.loading.checkpoint import Checkpoint
 from deepinfer.loading.dummy import dummy_tensor
 from deepinfer.loading.inventory import TABLE, inventory
@@ -122,15 +122,20 @@ def _check_host(
     config: ModelConfig, device: torch.device, tables: torch.device, engram_rows: int | None, gemm: Gemm
 ) -> None:
     """Refuse weights that the host is to hold and has no room for: Linux may give the memory, and end the process."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    memory = host_memory()
     if device.type == "cpu" and _wanted(config, engram_rows) > memory:
-        raise _out_of_memory(config, device, tables, engram_rows, gemm)
+        raise _out_of_memory(config, device, tables, engram_rows, gemm, memory)
     of_tables = _wanted(config, engram_rows, TABLE)
     if tables.type == "cpu" and of_tables > memory:
         raise DeepInferError(
             f"the n-gram tables do not fit the host: they take {of_tables / 2**30:.1f} GiB",
+            cause=_host_has(memory),
             next_step="--engram-rows N leaves most of their rows out, for trials",
         )
+
+
+def _host_has(memory: int) -> str:
+    return f"this process may have {memory / 2**30:.1f} GiB: the machine's memory, or what its container is allowed"
 
 
 def is_out_of_memory(problem: RuntimeError) -> bool:
@@ -139,8 +144,14 @@ def is_out_of_memory(problem: RuntimeError) -> bool:
 
 
 def _out_of_memory(
-    config: ModelConfig, device: torch.device, tables: torch.device, engram_rows: int | None, gemm: Gemm
+    config: ModelConfig,
+    device: torch.device,
+    tables: torch.device,
+    engram_rows: int | None,
+    gemm: Gemm,
+    memory: int | None = None,
 ) -> DeepInferError:
+    """memory: of the host, where that is known to be too little."""
     everything, of_tables = _wanted(config, engram_rows), _wanted(config, engram_rows, TABLE)
     size = f"{(everything if tables == device else everything - of_tables) / 2**30:.1f} GiB"
     ways = []
@@ -149,10 +160,10 @@ def _out_of_memory(
         if device.type != "cpu":
             ways.append("--engram-device cpu leaves the n-gram tables on the host")
         ways.append("--engram-rows N leaves most of their rows out, for trials")
+    cause = "the model needs more GPUs, or another program holds the memory" if memory is None else _host_has(memory)
     return DeepInferError(
         f"the weights do not fit {device}: they take {size}",
-        cause="the model needs more GPUs, or another program holds the memory"
-        + ("; --gemm deep_gemm doubles what experts take" if gemm != "exact" else ""),
+        cause=cause + ("; --gemm deep_gemm doubles what experts take" if gemm != "exact" else ""),
         next_step="; ".join(ways) or "use a device with more memory, or end what else runs there",
     )
 

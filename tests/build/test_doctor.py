@@ -78,6 +78,12 @@ def test_memory_is_judged_together_with_the_cores() -> None:
     assert ": 1 compile at once" in doctor.memory_row(4.0, 2).detail
 
 
+def test_the_memory_is_what_a_container_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "host_memory", lambda: 2**31)
+    (row,) = (row for row in doctor._machine() if row.name == "memory")
+    assert row.status == "fail" and row.detail.startswith("2.0 GiB, and one compile takes")
+
+
 @pytest.mark.parametrize(("root", "statuses"), [(True, {"warn"}), (False, {"fail"})])
 def test_a_machine_without_docker_lacks_what_a_build_as_root_sets_up(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, root: bool, statuses: set[str]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,10 @@ import torch
 from deepinfer import LLM
 from deepinfer.cli.fingerprint import fingerprint
 from deepinfer.errors import CheckpointError, ConfigError, DeepInferError
+from deepinfer.host_memory import host_memory
 from deepinfer.loading.checkpoint import INDEX
 from deepinfer.loading.tiny import VOCABULARY, tiny_config, write_tiny
+from deepinfer.model import load
 from deepinfer.model.load import LoadedModel, is_out_of_memory, load_model
 from deepinfer.model.model import Model
 from deepinfer.model.weights import gather_weights
@@ -119,6 +122,26 @@ def test_dummy_weights_that_no_machine_has_room_for_are_not_begun(tmp_path: Path
     assert "--engram-rows" in str(refused.value) and not told
     with pytest.raises(DeepInferError, match="the n-gram tables do not fit the host: they take"):
         load_model(tmp_path, device="meta", engram_device="cpu", load_format="dummy")
+
+
+def test_a_container_with_less_memory_than_its_machine(
+    folder: Path, config_alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in (
+        ("proc/self/cgroup", "0::/\n"),
+        ("proc/self/mountinfo", "30 23 0:26 / /cgroup rw - cgroup2 cgroup2 rw\n"),
+        ("cgroup/memory.max", "4096\n"),
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(load, "host_memory", partial(host_memory, tmp_path))
+    with pytest.raises(DeepInferError, match="do not fit cpu: they take") as refused:
+        load_model(config_alone, device="cpu", load_format="dummy")
+    assert "this process may have 0.0 GiB" in refused.value.cause and "container" in refused.value.cause
+    with pytest.raises(DeepInferError, match="the n-gram tables do not fit the host") as refused:
+        load_model(config_alone, device="meta", engram_device="cpu", load_format="dummy")
+    assert "this process may have 0.0 GiB" in refused.value.cause
+    load_model(folder, device="cpu")  # those of files are mapped
 
 
 def test_what_torch_says_where_there_is_no_room() -> None:
