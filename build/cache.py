@@ -41,6 +41,8 @@ FOLDERS = (
     "triton", "wheelhouse", "work",
 )  # fmt: skip
 """What the build system keeps in its cache, and nothing else is: a folder that holds other things is somebody's own."""
+ALL = "all"
+"""The lock's file that every holder of a lock shares, and that `alone` holds for itself."""
 LEFTOVER = ".part-"
 """How the names of files begin that were not finished."""
 
@@ -142,9 +144,9 @@ def atomic_write(target: Path, data: bytes | str) -> None:
 
 def is_locked(name: str) -> bool:
     """Whether somebody holds the lock `name` at this moment."""
-    with (folder("locks") / f"{name}.lock").open("a+") as handle:
+    with contextlib.suppress(FileNotFoundError), (location() / "locks" / f"{name}.lock").open() as handle:
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: others who ask are not taken for holders
         except BlockingIOError:
             return True
     return False
@@ -153,14 +155,65 @@ def is_locked(name: str) -> bool:
 @contextlib.contextmanager
 def held_at_once(name: str) -> Iterator[bool]:
     """Hold the cache's lock `name` if nobody else does; gives whether it is held."""
-    with (folder("locks") / f"{name}.lock").open("a+") as handle:
+    with _in_use(), _opened(f"{name}.lock") as handle:
+        held = _taken(handle)
+        if held:
+            _sign(handle)
+        yield held
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[bool]:
+    """Hold the whole cache if nobody holds a lock of it; gives whether it is held.
+
+    Whoever wants a lock waits until the end of the block, in which none may be taken.
+    """
+    with _opened(ALL) as handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            held = _is_there(handle)
         except BlockingIOError:
-            yield False
-            return
-        _sign(handle)
-        yield True
+            held = False
+        yield held
+
+
+@contextlib.contextmanager
+def _in_use() -> Iterator[None]:
+    """Keep out who wants the whole cache: see `alone`."""
+    while True:
+        with _opened(ALL) as handle:
+            fcntl.flock(handle, fcntl.LOCK_SH)
+            if _is_there(handle):  # else the cache was removed while we waited
+                yield
+                return
+
+
+def _opened(name: str) -> IO[str]:
+    """The file of a lock, made if it is missing."""
+    try:
+        return (folder("locks") / name).open("a+")
+    except FileNotFoundError:  # the cache was removed between the two steps
+        return (folder("locks") / name).open("a+")
+
+
+def _is_there(handle: IO[str]) -> bool:
+    """Whether a lock's file still has its name: the lock of a removed file keeps nobody out."""
+    try:
+        return os.path.samestat(os.fstat(handle.fileno()), Path(handle.name).stat())
+    except FileNotFoundError:
+        return False
+
+
+def _taken(handle: IO[str]) -> bool:
+    """Take a lock unless somebody holds it. Who only asks about it (`is_locked`) is gone in a moment."""
+    while True:
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        try:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
 
 
 def _sign(handle: IO[str]) -> None:
@@ -179,11 +232,8 @@ def locked(name: str, *, waiting_for: str = "") -> Iterator[None]:
         waiting_for: printed on stderr, with the holder's process id, when the lock is taken, and every minute again:
             "build of flagtree".
     """
-    path = folder("locks") / f"{name}.lock"
-    with path.open("a+") as handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+    with _in_use(), _opened(f"{name}.lock") as handle:
+        if not _taken(handle):
             handle.seek(0)
             holder = handle.read().strip() or "unknown"
             text = f"waiting for another {waiting_for or name} (process {holder})"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from build.setup import dockerd
 
 _SIGNATURE = cache.CACHEDIR_TAG.splitlines()[0]
 _UNFINISHED = f"{cache.LEFTOVER}*"
+_LOCKS = "locks"
 
 
 def builds_run() -> bool:
@@ -24,7 +26,7 @@ def builds_run() -> bool:
 
 
 def remove_leftovers() -> None:
-    """Remove the files that nobody will finish; says how much that was."""
+    """Remove the files that nobody will finish; says how much that was. The caller holds the cache alone."""
     freed = 0
     folders = [folder for name in cache.FOLDERS if not (folder := cache.root() / name).is_symlink()]
     places = [cache.root().glob(_UNFINISHED), *(folder.rglob(_UNFINISHED) for folder in folders)]
@@ -47,27 +49,43 @@ def remove_cache(root: Path) -> None:
             f"{root} is not removed: no CACHEDIR.TAG in it says that it is a cache",
             next_step="look at DEEPINFER_BUILD_CACHE; remove the folder by hand if it is the right one",
         )
-    if (root / "host" / "nccl-replaced.json").exists():
-        raise EnvironmentCannot(
-            "the cache holds the record of an NCCL file that was replaced, without which it cannot be put back",
-            next_step="run `./run clean --host` first",
-        )
-    if dockerd.started_by_us():
-        raise EnvironmentCannot(
-            "the cache holds the log and the record of a dockerd that runs",
-            next_step="run `./run clean --docker` first",
-        )
-    if builds_run():
-        raise EnvironmentCannot("a build is using the cache", next_step="wait for its end, or end it")
-    freed = sum(size_of(root / name) for name in cache.FOLDERS)
-    for name in (*cache.FOLDERS, *(path.name for path in root.glob(_UNFINISHED))):
-        remove(root / name)
-    strangers = sorted(path.name for path in root.iterdir() if path != tag)
-    if strangers:
-        say(f"kept {root} itself: {', '.join(strangers[:5])} in it are not the build system's")
-    else:
-        remove(root)  # with the tag, which goes last: an interrupted removal can be repeated
+    with cache.alone() as alone:
+        if not alone:
+            raise EnvironmentCannot("a build is using the cache", next_step="wait for its end, or end it")
+        if (root / "host" / "nccl-replaced.json").exists():
+            raise EnvironmentCannot(
+                "the cache holds the record of an NCCL file that was replaced, without which it cannot be put back",
+                next_step="run `./run clean --host` first",
+            )
+        if dockerd.started_by_us():
+            raise EnvironmentCannot(
+                "the cache holds the log and the record of a dockerd that runs",
+                next_step="run `./run clean --docker` first",
+            )
+        freed = sum(size_of(root / name) for name in cache.FOLDERS)
+        for name in (*cache.FOLDERS, *(path.name for path in root.glob(_UNFINISHED))):
+            if name != _LOCKS:
+                remove(root / name)
+        strangers = sorted(path.name for path in root.iterdir() if path != tag and path.name != _LOCKS)
+        _remove_locks(root / _LOCKS)
+        if strangers:
+            say(f"kept {root} itself: {', '.join(strangers[:5])} in it are not the build system's")
+        else:
+            with contextlib.suppress(OSError):  # a build has begun in it
+                tag.unlink()  # nearly last: an interrupted removal can be repeated
+                root.rmdir()
     say(f"removed the build cache {root} ({gb(freed)})")
+
+
+def _remove_locks(folder: Path) -> None:
+    """The lock that we hold goes last: then a build that waits for it may begin, and make the cache anew."""
+    if folder.is_symlink():
+        folder.unlink()
+        return
+    for lock in sorted(folder.iterdir(), key=lambda path: (path.name == cache.ALL, path)):
+        remove(lock)
+    with contextlib.suppress(OSError):
+        folder.rmdir()
 
 
 def size_of(path: Path) -> int:

@@ -61,7 +61,7 @@ def run(
         busy = being_built(engine, images)
         clean_images(engine, images)
     if docker:
-        pid = dockerd.stop()
+        pid = _stop_dockerd()
         say(f"stopped dockerd (process {pid})" if pid else "no dockerd that ./run started is running")
     if cache:
         remove_cache(_cache_root())
@@ -80,7 +80,7 @@ def _refuse_while_dockerd_works(*, yes: bool) -> None:
     if dockerd.started_by_us() is None:
         return
     if builds_run():
-        raise EnvironmentCannot("a build is using the engine", next_step="wait for its end, or end it")
+        raise _in_use()
     if yes or engine_answer.elsewhere() or engine_answer.refusal():
         return
     names = [str(container.name) for container in Engine.connect().client.containers.list(ignore_removed=True)]
@@ -91,12 +91,27 @@ def _refuse_while_dockerd_works(*, yes: bool) -> None:
         )
 
 
+def _stop_dockerd() -> int | None:
+    """Stop the dockerd of `./run`, unless a build has begun meanwhile; its process id, None if there is none."""
+    with build_cache.alone() as alone:
+        if alone:
+            return dockerd.stop()
+    if dockerd.started_by_us() is not None:
+        raise _in_use()
+    return None
+
+
+def _in_use() -> EnvironmentCannot:
+    return EnvironmentCannot("a build is using the engine", next_step="wait for its end, or end it")
+
+
 def clean_leftovers() -> None:
     """Remove what interrupted runs left in the cache and in Docker; says what else there is to clean."""
-    if builds_run():
-        say("a build is running: its unfinished files stay")
-        return
-    remove_leftovers()
+    with build_cache.alone() as alone:
+        if not alone:
+            say("a build is running: its unfinished files stay")
+            return
+        remove_leftovers()
     if not engine_answer.refusal():
         engine = Engine.connect()
         remove_containers(engine, ["*"])
@@ -120,12 +135,12 @@ def _cache_size() -> str:
 def _restore_host() -> list[str]:
     from build.host.nccl import restore_nccl
 
-    if build_cache.is_locked("host"):
-        raise EnvironmentCannot(
-            "the host is being built: its NCCL and its prefix are left alone",
-            next_step="wait until that build has ended, or end it, and run the command again",
-        )
-    with build_cache.locked("host", waiting_for="build of the host"):
+    with build_cache.held_at_once("host") as held:
+        if not held:
+            raise EnvironmentCannot(
+                "the host is being built: its NCCL and its prefix are left alone",
+                next_step="wait until that build has ended, or end it, and run the command again",
+            )
         lines = restore_nccl() or ["no NCCL file was replaced"]
         prefixes = build_cache.root() / "host"
         lines.append(f"removed {prefixes} ({gb(size_of(prefixes))})")

@@ -19,7 +19,7 @@ from typing import Any
 from build import cache
 from build.inspection import Inspection
 from build.plan import Cell
-from build.wheels.cell import Stop, Stopped, lock_name
+from build.wheels.cell import Stop, Stopped, lock_name, scratch_folders
 from build.wheels.diagnose import check_linking, compile_failed
 from build.wheels.fetch import fetch_source, told_space
 from build.wheels.recipe import INSIDE, Places, make_recipe
@@ -56,7 +56,8 @@ class Process:
         """End it and its children."""
         with self.known:
             if self.raw is not None and self.raw.poll() is None:
-                os.killpg(self.raw.pid, 9)
+                with contextlib.suppress(ProcessLookupError):  # who waits for it has just seen it end
+                    os.killpg(self.raw.pid, signal.SIGKILL)
 
     def wait(self) -> int:
         """Its exit status; 128+signal when it was killed."""
@@ -163,10 +164,10 @@ def compile_on_host(
 
 def _sweep() -> None:
     """Remove what killed runs left: compilers that went on without them, and scratch folders."""
-    for name in {*_orphans(), *(left.name for left in cache.folder("work").iterdir())}:
-        if cache.is_locked(lock_name(name)):
-            continue
-        with cache.locked(lock_name(name)), told_space(cache.root()):
+    for name in {*_orphans(), *(left.name for left in scratch_folders())}:
+        with cache.held_at_once(lock_name(name)) as held, told_space(cache.root()):
+            if not held:
+                continue
             deadline = time.monotonic() + GOODBYE
             while (pids := _orphans().get(name)) and time.monotonic() < deadline:
                 for pid in pids:  # again and again: ninja and g++ may start others meanwhile

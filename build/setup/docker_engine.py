@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from build import cache
 from build.errors import EnvironmentCannot
 from build.setup import dockerd, engine_answer, system
 from build.setup.engine_answer import elsewhere, refusal, unreachable
@@ -77,14 +78,19 @@ def _absent(*, engine: bool) -> list[str]:
 
 @contextlib.contextmanager
 def running(*, may_install: bool) -> Iterator[None]:
-    """An engine for the time of the block: one that was there stays, one that had to be started is stopped."""
+    """An engine for the time of the block: one that was there stays, one that had to be started is stopped, unless
+    somebody's build has begun to use it meanwhile.
+    """
     started = ensure(may_install=may_install, stays=False)
     try:
         yield
     finally:
         if started:
-            pid = dockerd.stop()
-            system.say(f"stopped Docker's engine (process {pid})")
+            with cache.alone() as alone:
+                if alone:
+                    system.say(f"stopped Docker's engine (process {dockerd.stop()})")
+                else:
+                    system.say("Docker's engine goes on, for a build is using it; `./run clean --docker` stops it")
 
 
 def _managed_by_systemd() -> bool:

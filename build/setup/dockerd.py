@@ -81,6 +81,8 @@ def started_by_us() -> int | None:
 def stop() -> int | None:
     """Stop the dockerd that `./run` started, and no other; returns its process id, None if there was none.
 
+    The caller holds the lock `dockerd` or the whole cache: the record of one that is just being started stays.
+
     Raises:
         EnvironmentCannot: it does not end, or belongs to another user.
     """

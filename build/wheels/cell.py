@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import json
+import re
 import shutil
 import socket
 import sys
@@ -31,6 +33,7 @@ from build.wheels.unpack import unpack
 ROOT = "/build"
 USUAL_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 TIMEOUT = 4 * 3600.0
+_SCRATCH = re.compile(r"[0-9a-f]{12}")
 
 
 def owner_prefix() -> str:
@@ -109,14 +112,19 @@ def sweep_abandoned(engine: Engine) -> None:
     prefix = owner_prefix()
     for owner in sorted(engine.owners(prefix)):
         name = lock_name(owner.removeprefix(prefix))
-        if not cache.is_locked(name):
-            with cache.locked(name):
+        with cache.held_at_once(name) as held:
+            if held:
                 engine.sweep(owner)
-            print(f"removed a compile that an interrupted run had left ({name})", file=sys.stderr)
-    for left in cache.folder("work").iterdir():
-        if not cache.is_locked(lock_name(left.name)):
-            with cache.locked(lock_name(left.name)):
+                print(f"removed a compile that an interrupted run had left ({name})", file=sys.stderr)
+    for left in scratch_folders():
+        with cache.held_at_once(lock_name(left.name)) as held:
+            if held:
                 shutil.rmtree(left, ignore_errors=True)
+
+
+def scratch_folders() -> list[Path]:
+    """The scratch folders of compiles. What else lies beside them, half an archive or a download, is not theirs."""
+    return [path for path in cache.folder("work").iterdir() if _SCRATCH.fullmatch(path.name)]
 
 
 @contextlib.contextmanager
@@ -253,13 +261,14 @@ def ccache_archive(cell: Cell) -> Path:
 
 def _restore_ccache(cell: Cell, container: Container) -> None:
     archive = ccache_archive(cell)
-    if not archive.is_file():
+    try:
+        data = archive.read_bytes()  # once: a build of another image may put another in its place
+    except FileNotFoundError:
         return
-    if tarfile.is_tarfile(archive):
-        container.put_tar(ROOT, archive.read_bytes())
+    if tarfile.is_tarfile(io.BytesIO(data)):
+        container.put_tar(ROOT, data)
     else:
         print(f"{archive} is damaged; compiling without it", file=sys.stderr)
-        archive.unlink(missing_ok=True)
 
 
 def _save_ccache(cell: Cell, container: Container) -> None:

@@ -7,6 +7,7 @@ longer fits its record is removed and built anew.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
@@ -15,7 +16,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,9 +72,9 @@ class Wheelhouse:
             return None
         try:
             return _verified(folder)
-        except DAMAGE as problem:
-            self._remove(folder, problem)
-            return None
+        except DAMAGE:
+            with self._changing():
+                return self._whole(folder)  # another may have put a whole one there meanwhile
 
     def put(self, key: str, artefact: Path, meta: Mapping[str, Any]) -> Path:
         """Keep a copy of `artefact` under `key` with its record; returns the kept file.
@@ -102,7 +103,9 @@ class Wheelhouse:
             for path in (kept, part / META, part):
                 _sync(path)
             part.chmod(0o755)
-            self._rename(part, folder, key)
+            with self._changing():
+                if self._whole(folder) is None:  # else another writer was first, and its entry is as good as ours
+                    part.rename(folder)
         finally:
             shutil.rmtree(part, ignore_errors=True)
         return folder / artefact.name
@@ -117,15 +120,22 @@ class Wheelhouse:
                     removed += 1
         return removed
 
-    def _rename(self, part: Path, folder: Path, key: str) -> None:
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Nobody else removes an entry, or puts one there."""
+        with (self.root / ".lock").open("a") as handle:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            yield
+
+    def _whole(self, folder: Path) -> Entry | None:
+        """The entry in a folder; None if there is none, or it was damaged and is now removed."""
+        if not folder.is_dir():
+            return None
         try:
-            part.rename(folder)
-        except OSError:
-            if not folder.is_dir():
-                raise
-            # Another writer was first. Its entry is as good as ours, unless it is damaged: then find removes it.
-            if self.find(key) is None:
-                part.rename(folder)
+            return _verified(folder)
+        except DAMAGE as problem:
+            self._remove(folder, problem)
+            return None
 
     def _folder(self, key: str) -> Path:
         if not KEY.fullmatch(key):

@@ -113,7 +113,7 @@ def test_unfinished_files_go_and_whole_ones_stay(own_cache: Path, monkeypatch: p
         assert (own_cache / "wheelhouse" / ".part-y").exists()
     run()
     left = sorted(str(path.relative_to(own_cache)) for path in own_cache.rglob("*") if path.is_file())
-    assert left == ["CACHEDIR.TAG", "locks/image-cpu.lock", "wheelhouse/whole"]
+    assert left == ["CACHEDIR.TAG", "locks/all", "locks/image-cpu.lock", "wheelhouse/whole"]
 
 
 def test_a_process_is_known_until_it_ends_and_no_other_is_taken_for_it() -> None:

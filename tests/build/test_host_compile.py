@@ -38,7 +38,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def entries() -> list[Path]:
-    return sorted(cache.folder("wheelhouse").iterdir())
+    return sorted(cache.folder("wheelhouse").glob("[!.]*"))
 
 
 def alive(pid: int) -> bool:

@@ -49,7 +49,7 @@ def own_cache(bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
 
 def kept() -> list[str]:
     """What lies in the wheelhouse."""
-    return sorted(path.name[:4] for path in cache.folder("wheelhouse").iterdir())
+    return sorted(path.name[:4] for path in cache.folder("wheelhouse").glob("[!.]*"))
 
 
 def start(bench: Bench, key: str, *sources: Path) -> subprocess.Popen[str]:
