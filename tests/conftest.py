@@ -6,11 +6,25 @@ import importlib.util
 import signal
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 NEEDED = ("cyclonedx", "docker", "installer", "invoke", "jsonschema", "elftools", "yaml")
 """What the build system imports. A GPU machine that runs the engine's tests alone has no need of them."""
 missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
 collect_ignore_glob = ["build/*", "images/*"] if missing else []
+
+# Hypothesis draws the same examples in every run, on every machine, and no clock judges them: a test that fails, fails
+# for everybody. `./run test -- --hypothesis-profile=fresh` draws others each time, to find what these do not.
+settings.register_profile(
+    "fixed",
+    derandomize=True,
+    database=None,
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.register_profile("fresh", settings.get_profile("fixed"), derandomize=False)
+settings.load_profile("fixed")
 
 
 def pytest_configure() -> None:

@@ -92,7 +92,7 @@ def test_never_more_jobs_than_github_runs_and_every_image_once(count: int) -> No
     assert len({job.name for job in jobs}) == len(jobs)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["vendor", "replica"])), max_size=60), st.integers(8, 20))
 def test_shards_mix_no_runners_and_lose_nothing(kinds: list[tuple[int, Any]], limit: int) -> None:
     single = [Job((f"i{n}",), base, (f"label-{kind}",), 10 + n, 60) for n, (kind, base) in enumerate(kinds)]

@@ -95,7 +95,7 @@ def test_what_is_no_shared_object_is_refused(tmp_path: Path, content: bytes) -> 
         read_elf(path)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(data=st.data())
 def test_a_damaged_file_gives_an_answer_or_a_refusal(
     compiled: Path, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

@@ -178,9 +178,7 @@ EXAMPLES = int(os.environ.get("MATRIX_EXAMPLES", "300"))
 `MATRIX_EXAMPLES=100000 ./run test -- tests/build/test_matrix_files.py -k damaged_matrix`."""
 
 
-@settings(
-    max_examples=EXAMPLES, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=EXAMPLES, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(text=damaged())
 def test_a_damaged_matrix_is_an_error_or_a_matrix(tmp_path: Path, text: str) -> None:
     import jsonschema
@@ -198,9 +196,7 @@ def test_a_damaged_matrix_is_an_error_or_a_matrix(tmp_path: Path, text: str) -> 
     jsonschema.validate(yaml.safe_load(text), make_schema())
 
 
-@settings(
-    max_examples=100, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(data=st.binary(max_size=200))
 def test_any_bytes_are_an_error(tmp_path: Path, data: bytes) -> None:
     with pytest.raises(MatrixError):

@@ -6,7 +6,7 @@ import dataclasses
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from deepinfer.cache.layout import BLOCK_TOKENS, BlockLayout, SlotLayout, blocks_of
@@ -100,7 +100,6 @@ def configs(draw: st.DrawFn) -> ModelConfig:
     return config
 
 
-@settings(deadline=None, derandomize=True)
 @given(configs(), st.integers(1, 40))
 def test_every_byte_has_one_owner_and_every_part_its_alignment(config: ModelConfig, backtracking: int) -> None:
     block, slot = BlockLayout.of(config), SlotLayout.of(config, backtracking)
@@ -129,7 +128,6 @@ def test_every_byte_has_one_owner_and_every_part_its_alignment(config: ModelConf
     assert slot.slot_bytes % unit == 0 and 0 <= slot.slot_bytes - ends[-1] < unit
 
 
-@settings(deadline=None, derandomize=True)
 @given(configs(), st.integers(2, 300), st.integers(0, 2**40), st.integers(1, 12))
 def test_as_many_blocks_as_fit_and_not_one_more(config: ModelConfig, slots: int, size: int, backtracking: int) -> None:
     block_bytes = BlockLayout.of(config).block_bytes

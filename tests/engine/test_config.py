@@ -206,7 +206,7 @@ _JSON = st.recursive(
 )
 
 
-@settings(derandomize=True, max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(data=st.data())
 def test_no_damage_is_anything_but_a_configuration_or_an_error(data: st.DataObject) -> None:
     values = real_config()

@@ -93,7 +93,7 @@ def test_a_stop_string_of_characters_of_several_bytes() -> None:
     assert detokenizer.text == "ja" and detokenizer.stopped_by == "\u20ac\u20ac"
 
 
-@settings(derandomize=True, max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     letters=st.text("ab", max_size=30),
     stop=st.lists(st.text("ab", min_size=1, max_size=5), max_size=3),
@@ -113,7 +113,7 @@ def test_as_if_every_letter_were_looked_at_alone(letters: str, stop: list[str], 
     assert detokenizer.stopped_by == (None if found is None else found[1])
 
 
-@settings(derandomize=True, max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(ids=st.lists(st.integers(0, VOCABULARY - 1), max_size=40))
 def test_the_whole_text_is_what_the_tokenizer_makes_of_the_tokens(tokenizer: Tokenizer, ids: list[int]) -> None:
     detokenizer = Detokenizer(tokenizer)
@@ -121,7 +121,7 @@ def test_the_whole_text_is_what_the_tokenizer_makes_of_the_tokens(tokenizer: Tok
     assert "".join(shown) == detokenizer.text == tokenizer.decode(ids)
 
 
-@settings(derandomize=True, max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(text=st.text(max_size=30))
 def test_text_comes_back_and_no_half_character_is_shown(tokenizer: Tokenizer, text: str) -> None:
     detokenizer = Detokenizer(tokenizer)

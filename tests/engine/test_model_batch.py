@@ -88,7 +88,7 @@ def one_by_one(row: RowSpec, length: int) -> list[list[int]]:
     return found
 
 
-@settings(derandomize=True, max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(spans=spans, length=st.integers(1, 5))
 def test_ngrams_of_all_rows_are_those_of_each_token(spans: list[tuple[list[int], int, int]], length: int) -> None:
     rows = []
@@ -104,7 +104,7 @@ def test_ngrams_of_all_rows_are_those_of_each_token(spans: list[tuple[list[int],
     assert batch.positions.tolist() == [at for _, at in places]
 
 
-@settings(derandomize=True, max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(ids=st.lists(st.integers(-1, 12), min_size=1, max_size=9), cut=st.integers(0, 8))
 def test_ngrams_are_the_oracles_wherever_rows_begin(ids: list[int], cut: int) -> None:
     start = min(cut, len(ids) - 1)
@@ -164,7 +164,7 @@ def seen(rows: Rows, made: list[RowSpec]) -> list[list[tuple[int, int]]]:
     return [[keys[at] for at in row if at >= 0] for row in columns]
 
 
-@settings(derandomize=True, max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     spans=st.lists(st.tuples(st.integers(0, 150), st.integers(1, 150), st.integers(0, 40)), min_size=1, max_size=3),
     keep=st.sampled_from([None, 38, 60]),

@@ -95,7 +95,7 @@ def test_wrong_arguments(
 def test_the_twin_agrees_everywhere(native_c: ModuleType) -> None:
     from deepinfer._python.engine import hash_blocks
 
-    @settings(max_examples=150, deadline=None, derandomize=True)
+    @settings(max_examples=150)
     @given(st.lists(st.integers(-(2**31), 2**31 - 1), max_size=400), st.binary(min_size=32, max_size=32), st.data())
     def compare(ids: list[int], parent: bytes, data: st.DataObject) -> None:
         places = st.lists(st.integers(0, max(len(ids) - 1, 0)), max_size=3 if ids else 0)

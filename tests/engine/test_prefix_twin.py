@@ -176,7 +176,7 @@ class Pair(RuleBasedStateMachine):
 
 def test_the_twin_does_what_the_extension_does_and_nothing_is_lost(native_c: ModuleType) -> None:
     machine = type("Pair", (Pair,), {"compiled": native_c.engine})
-    options = settings(max_examples=150, stateful_step_count=60, deadline=None, derandomize=True)
+    options = settings(max_examples=150, stateful_step_count=60)
     run_state_machine_as_test(machine, settings=options)
 
 

@@ -199,7 +199,7 @@ def test_the_twin_agrees_everywhere(native_c: ModuleType) -> None:
 
     number = st.integers(0, 12)
 
-    @settings(max_examples=200, deadline=None, derandomize=True)
+    @settings(max_examples=200)
     @given(st.data(), st.booleans(), st.integers(0, 4), st.sampled_from(["off", "mask", "compact"]), number)
     def compare(data: st.DataObject, is_prompt: bool, drafts: int, mode: str, keep: int) -> None:
         steps = data.draw(st.lists(st.tuples(*[number] * 6), min_size=1, max_size=4))

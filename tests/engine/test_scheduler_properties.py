@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deepinfer.engine.sequence import Sequence, Status
@@ -100,7 +100,7 @@ class Traffic:
         assert not alive or first <= min(alive), "the first come got nothing"
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=120)
 @given(limits, st.integers(0, 12), st.integers(0, 4), events)
 def test_any_traffic_ends_with_the_right_tokens_and_nothing_held(
     limits: Limits, blocks: int, slots: int, events: list[tuple[object, ...]]

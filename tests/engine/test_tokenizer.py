@@ -41,7 +41,7 @@ def test_ids_of_the_specification_and_the_beginning(folder: Path) -> None:
     assert tokenizer.decode([1], skip_special=False) == EOS
 
 
-@settings(derandomize=True, max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(text=st.text(max_size=40))
 def test_any_text_comes_back(folder: Path, text: str) -> None:
     tokenizer = Tokenizer(folder)

@@ -97,7 +97,7 @@ def test_what_is_the_same_is_kept_once_and_packed(tmp_path: Path) -> None:
     assert (tmp_path / FILE).stat().st_size < 10_000
 
 
-@settings(derandomize=True, max_examples=60)
+@settings(max_examples=60)
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.text() | st.floats(allow_nan=False),

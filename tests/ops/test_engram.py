@@ -38,7 +38,7 @@ def _wrapped(value: int) -> int:
 I64 = st.integers(-(2**63), 2**63 - 1)
 
 
-@settings(derandomize=True, max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     grams=st.lists(st.lists(st.integers(-1, 2**31 - 1), min_size=3, max_size=3), min_size=1, max_size=4),
     multipliers=st.lists(I64, min_size=3, max_size=3),

@@ -101,7 +101,7 @@ def test_two_dimensional_table_is_read_flat() -> None:
     assert empty.tolist() == [[-1, -1, -1]]
 
 
-@settings(derandomize=True, max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(0, 2_000_000_000), st.integers(-3, 40), st.integers(1, 33), st.sampled_from([0, 1, 3, 64, 133]))
 def test_rows_of_any_offset(offset: int, length: int, width: int, size: int) -> None:
     pair = torch.tensor([[offset, length]], dtype=torch.int32)
@@ -110,7 +110,7 @@ def test_rows_of_any_offset(offset: int, length: int, width: int, size: int) -> 
     assert got[0].tolist() == _row(offset, length, width, size, None)
 
 
-@settings(derandomize=True, max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.integers(0, 10_000), max_size=9),
     st.integers(-9, 60),

@@ -120,7 +120,7 @@ def test_on_a_gpu(case: Case) -> None:
 
 
 @given(st.integers(0, 2**31), st.integers(1, 5), st.integers(1, 3), st.integers(-12, 6))
-@settings(derandomize=True, max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_what_was_quantised_is_not_changed_by_quantising_it_again(seed: int, n: int, parts: int, power: int) -> None:
     x = torch.randn(n, parts * 128, generator=torch.Generator().manual_seed(seed)) * 10.0**power
     x[0, :128] = 0
@@ -175,7 +175,7 @@ def test_how_many_rows_there_may_be(choices: int, experts: int, alignment: int, 
 
 
 @given(st.lists(st.integers(0, 200), min_size=1, max_size=9), st.sampled_from([64, 128]))
-@settings(derandomize=True, max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_there_is_always_room(counts: list[int], alignment: int) -> None:
     taken = sum(-(-count // alignment) * alignment for count in counts)
     assert taken <= most_expert_rows(sum(counts), len(counts), alignment)

@@ -54,7 +54,7 @@ def mirror(lengths: list[int], cp: int, rank: int) -> list[tuple[int, int] | Non
 LENGTHS = st.lists(st.integers(0, 20), min_size=1, max_size=6)
 
 
-@settings(derandomize=True, max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(LENGTHS, st.sampled_from([(1, 0), (2, 1), (4, 2), (8, 5)]), st.sampled_from([(1,), (2,), (1, 2)]))
 def test_mirror_against_lists(lengths: list[int], ranks: tuple[int, int], ratios: tuple[int, ...]) -> None:
     cp, rank = ranks
@@ -81,7 +81,7 @@ def test_mirror_against_lists(lengths: list[int], ranks: tuple[int, int], ratios
                 assert got["ks_out"][which, at] == got["ke_out"][which, at]
 
 
-@settings(derandomize=True, max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(LENGTHS, st.sampled_from([1, 2, 4]), st.integers(0, 12))
 def test_boundary_against_lists(lengths: list[int], cp: int, keep: int) -> None:
     keeps = [min(sq, keep + at) for at, sq in enumerate(lengths)]

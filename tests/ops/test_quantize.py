@@ -132,7 +132,7 @@ FORMATS = [
 
 
 @pytest.mark.parametrize("form", FORMATS, ids=lambda form: f"{form[0]}-{form[3]}")
-@settings(derandomize=True, max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_quantising_again_changes_no_value(form: tuple[str, int, bool, str], data: st.DataObject) -> None:
     fmt, group, round_sf, sf_format = form

@@ -66,7 +66,7 @@ def test_conformance_vector_22() -> None:
     assert lengths.tolist() == [2, 3]
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 @given(
     remap=st.lists(st.integers(-1, 4), max_size=12),
     rates=st.lists(st.lists(st.sampled_from([0.0, 0.5, 0.25, 1.0]), min_size=3, max_size=3), min_size=4, max_size=4),

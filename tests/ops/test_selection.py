@@ -43,7 +43,7 @@ def _by_loop(row: list[float], length: int, k: int) -> list[int]:
 _SCORE = st.sampled_from([0.0, -0.0, 1.0, 1.5, -2.0, 3e38, -3.3e38, 1e-40, math.inf, -math.inf, math.nan])
 
 
-@settings(derandomize=True, max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.tuples(st.lists(_SCORE, min_size=9, max_size=9), st.integers(-2, 12)), max_size=4), st.integers(1, 12)
 )

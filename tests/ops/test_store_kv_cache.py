@@ -102,7 +102,7 @@ def test_updates_replace_each_other() -> None:
         assert cache[1, 6, 0, 512:].eq(105).all() and cache[0, 4].eq(1).all()
 
 
-@settings(derandomize=True, max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(blocks=st.integers(1, 4), size=st.integers(1, 9), slots=st.lists(st.integers(-5, 40), unique=True, max_size=12))
 def test_a_slot_is_a_token_of_the_blocks_in_order(blocks: int, size: int, slots: list[int]) -> None:
     cache = torch.full((blocks, size, 1, 16), -1.0, dtype=torch.bfloat16)

@@ -146,7 +146,7 @@ REQUEST = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 @given(requests=st.lists(REQUEST, max_size=6), padding=st.integers(0, 4), has_golden=st.booleans())
 def test_what_is_emitted_is_what_a_walk_finds(
     requests: list[list[tuple[bool, int, int, int]]], padding: int, has_golden: bool
