@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
 from deepinfer import native
-from deepinfer.cache.layout import BLOCK_TOKENS, blocks_of
+from deepinfer.cache.layout import BLOCK_TOKENS, SlotLayout, blocks_of
 from deepinfer.cache.pool import Caches, blocks_that_fit
 from deepinfer.cache.prefix import Context
 from deepinfer.engine.step import Limits
@@ -71,17 +72,13 @@ def allocate(model: Model, options: EngineOptions) -> Memory:
         UsageError: a length is asked for that the model does not have.
         DeepInferError: it does not fit, or a limit is asked for that memory cannot keep.
     """
+    _check(model, options)
     asked = options.max_model_len
-    if asked is not None and asked > model.max_positions:
-        raise UsageError(
-            (Option("max_model_len"), f" {asked} is more than the {model.max_positions} tokens that the model takes"),
-            next_step="ask for less, or leave it out",
-        )
     length = asked or model.max_positions
     sequences = options.max_num_seqs
     slots = 1 + sequences + max(8, sequences // 5)  # model_spec 4.3; those that no sequence holds keep prefixes
     chunk = options.chunk_tokens or CHUNK_TOKENS[model.device.type]
-    blocks = options.blocks or _blocks(model, options, slots, min(chunk, length), length)
+    blocks = options.blocks or _blocks(model, options, slots, chunk, length)
     if asked is not None and blocks_of(asked) > blocks - 1:
         raise DeepInferError(
             (
@@ -91,12 +88,6 @@ def allocate(model: Model, options: EngineOptions) -> Memory:
             next_step=("give more blocks or memory, or a smaller ", Option("max_model_len")),
         )
     caches = Caches.allocate(model.config, model.device, blocks=blocks, slots=slots)
-    if model.truncation != "off" and model.keep_tokens < caches.ring_rows:
-        raise DeepInferError(
-            f"truncation keeps {model.keep_tokens} tokens, and {caches.ring_rows} are needed: a window, and what a "
-            "step may take back",
-            next_step="keep more tokens",
-        )
     held = (blocks - 1) * BLOCK_TOKENS
     limits = Limits(
         sequences=sequences,
@@ -109,6 +100,23 @@ def allocate(model: Model, options: EngineOptions) -> Memory:
     )
     managers = native.engine.BlockManager(blocks), native.engine.BlockManager(slots)
     return Memory(caches, *managers, limits, _context(model, caches))
+
+
+def _check(model: Model, options: EngineOptions) -> None:
+    """Refuse what no memory would make possible."""
+    asked = options.max_model_len
+    if asked is not None and asked > model.max_positions:
+        raise UsageError(
+            (Option("max_model_len"), f" {asked} is more than the {model.max_positions} tokens that the model takes"),
+            next_step="ask for less, or leave it out",
+        )
+    ring_rows = SlotLayout.of(model.config).ring_rows
+    if model.truncation != "off" and model.keep_tokens < ring_rows:
+        raise DeepInferError(
+            f"truncation keeps {model.keep_tokens} tokens, and {ring_rows} are needed: a window, and what a step may "
+            "take back",
+            next_step="keep more tokens",
+        )
 
 
 def _context(model: Model, caches: Caches) -> Context:
@@ -129,23 +137,39 @@ def _blocks(model: Model, options: EngineOptions, slots: int, chunk: int, length
     most = options.max_num_seqs * blocks_of(length) + 1
     if model.device.type != "cuda":
         return min(most, blocks_that_fit(model.config, HOST_BYTES, slots))
-    work = _work_bytes(model, options.max_num_seqs, chunk)
+    work = work_bytes(model, options.max_num_seqs, chunk, length)
     free, total = torch.cuda.mem_get_info(model.device)
     left = int(total * options.memory_fraction) - (total - free) - work
     return min(most, blocks_that_fit(model.config, left, slots))
 
 
-def _work_bytes(model: Model, sequences: int, chunk: int) -> int:
-    """What the largest step takes beside weights and caches: a prefill is measured, and logits of all sequences with
-    three copies for sampling are counted.
+def work_bytes(model: Model, sequences: int, chunk: int, length: int) -> int:
+    """What the largest step takes on a GPU beside weights and caches: a prefill of `chunk` rows is measured, from as
+    many prompts of at most `length` tokens as that takes, and logits of all sequences with three copies for sampling
+    are counted.
+
+    Raises:
+        DeepInferError: the device has no memory for it.
     """
-    blocks = blocks_of(chunk)
-    caches = Caches.allocate(model.config, model.device, blocks=blocks + 1, slots=2)
+    counts = [min(length, chunk - begin) for begin in range(0, min(chunk, length * sequences), length)]
+    blocks = [blocks_of(count) for count in counts]
+    caches = Caches.allocate(model.config, model.device, blocks=1 + sum(blocks), slots=1 + len(counts))
     torch.cuda.synchronize(model.device)
     torch.cuda.reset_peak_memory_stats(model.device)
     before = torch.cuda.memory_allocated(model.device)
-    rows = RowSpec([0] * chunk, 0, chunk, 1, range(1, blocks + 1))
-    model.forward(model.batch([rows], decode=False), caches)
+    ends = [1 + end for end in itertools.accumulate(blocks)]
+    rows = [
+        RowSpec([0] * count, 0, count, slot, range(end - held, end))
+        for slot, (count, held, end) in enumerate(zip(counts, blocks, ends, strict=True), 1)
+    ]
+    try:
+        model.forward(model.batch(rows, decode=False), caches)
+    except torch.OutOfMemoryError as problem:
+        raise DeepInferError(
+            f"the device has no memory for a step of {sum(counts)} rows beside the weights",
+            cause="the weights, or another program, hold the memory",
+            next_step=("ask for a smaller ", Option("chunk_tokens"), ", or use a device with more memory"),
+        ) from problem
     torch.cuda.synchronize(model.device)
     measured = torch.cuda.max_memory_allocated(model.device) - before
     del caches

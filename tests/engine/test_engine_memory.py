@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from deepinfer.cache.layout import BlockLayout, SlotLayout
-from deepinfer.engine.memory import HOST_BYTES, EngineOptions, allocate
+from deepinfer.cache.pool import Caches
+from deepinfer.engine.memory import HOST_BYTES, EngineOptions, allocate, work_bytes
 from deepinfer.errors import DeepInferError
+from deepinfer.model.model import Model
 from deepinfer.ops import dispatch
 from tests.engine.tiny_engine import ask, engine, greedy, loaded, prompt, quiet_cpu
 
@@ -43,9 +45,42 @@ def test_cached_results_depend_on_the_formats_and_on_truncation() -> None:
     assert contexts[0].cache_format.startswith(layouts)
 
 
-def test_truncation_that_keeps_less_than_a_step_may_need_is_refused() -> None:
+def test_truncation_that_keeps_less_than_a_step_may_need_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = loaded(truncation="mask", keep_tokens=32)
+    monkeypatch.setattr(Caches, "allocate", lambda *_, **__: pytest.fail("memory was taken before"))
     with pytest.raises(DeepInferError, match="keeps 32 tokens, and 38 are needed"):
-        engine(loaded(truncation="mask", keep_tokens=32))
+        engine(model)
+
+
+@pytest.fixture
+def measurable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CPU whose memory is measured as a GPU's is; what comes of it means nothing."""
+    for name in ("synchronize", "reset_peak_memory_stats", "memory_allocated", "max_memory_allocated", "empty_cache"):
+        monkeypatch.setattr(torch.cuda, name, lambda *_: 0)
+
+
+@pytest.mark.parametrize(
+    ("chunk", "length", "sequences", "rows"),
+    [(256, 4096, 8, (256,)), (256, 100, 8, (100, 100, 56)), (256, 100, 2, (100, 100)), (200, 100, 8, (100, 100))],
+)
+def test_the_work_that_is_measured_fills_a_step_with_as_many_prompts_as_that_takes(
+    measurable: None, monkeypatch: pytest.MonkeyPatch, chunk: int, length: int, sequences: int, rows: tuple[int, ...]
+) -> None:
+    seen = []
+    forward = Model.forward
+    monkeypatch.setattr(Model, "forward", lambda own, batch, caches: seen.append(batch) or forward(own, batch, caches))
+    model = loaded().model
+    assert work_bytes(model, sequences, chunk, length) == 4 * sequences * model.config.vocab_size * 4
+    assert [batch.counts for batch in seen] == [rows]
+
+
+def test_a_device_without_memory_for_a_step_is_told(measurable: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("no")
+
+    monkeypatch.setattr(Model, "forward", full)
+    with pytest.raises(DeepInferError, match="no memory for a step of 40 rows"):
+        work_bytes(loaded().model, 8, 40, 4096)
 
 
 @pytest.mark.gpu
