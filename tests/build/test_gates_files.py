@@ -72,7 +72,9 @@ def test_each_fault_of_a_file_fails_one_gate() -> None:
 def test_a_torch_that_does_not_import_fails_what_needs_it() -> None:
     verdicts = Verdicts()
     judge_linked(verdicts, {"torch_error": "ImportError: libtorch", "libraries": []}, 1.0, "")
-    assert [result.ok for result in verdicts.results] == [False] * 3
+    judge_linked(verdicts, {}, 1.0, "")
+    assert [result.ok for result in verdicts.results] == [False] * 6
+    assert "it printed nothing that can be read" in verdicts.results[3].detail
 
 
 def test_one_file_a_soname_is_one_runtime() -> None:

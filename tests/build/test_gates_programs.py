@@ -165,6 +165,24 @@ def test_what_was_loaded_before_a_crash_is_still_told(tmp_path: Path) -> None:
     assert ending.problem().startswith(f"killed by SIGSEGV at {tmp_path}/crashes.py:2")
 
 
+def test_a_start_up_that_prints_without_a_line_end_hides_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text("print('welcome', end=' ')\n")
+    metadata = "Metadata-Version: 2.1\nName: Some__Package.x\nVersion: 1.0\n"
+    (site / "some_package_x-1.0.dist-info").mkdir()
+    (site / "some_package_x-1.0.dist-info" / "METADATA").write_text(metadata)
+    monkeypatch.setenv("PYTHONPATH", str(site))
+    tasks = Tasks(LocalLauncher(tmp_path), sys.executable)
+    tasks.program("neighbours", "neighbours", modules=["json"], ours=[], site="")
+    ending = tasks.run()["neighbours"]
+    assert ending.stdout.startswith("welcome ")
+    (listed,) = [line["distributions"] for line in ending.lines() if "distributions" in line]
+    assert "some-package-x" in {one["name"] for one in listed}, "as the inspection calls it"
+
+
 def test_a_launcher_that_cannot_start_python_says_so_for_every_task(tmp_path: Path) -> None:
     tasks = Tasks(LocalLauncher(tmp_path), "/nonexistent/python")
     tasks.command("one", ["true"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -123,5 +124,16 @@ def test_a_scan_that_failed_or_had_no_base_is_not_silent() -> None:
     verdicts = Verdicts()
     judge_layers(verdicts, {}, history=[], environment={}, labels={}, hidden={}, seconds=0, problem="killed by SIGKILL")
     judge_layers(verdicts, {"added": None}, history=[], environment={}, labels={}, hidden={}, seconds=0)
-    assert [result.ok for result in verdicts.results] == [False, True]
+    judge_layers(verdicts, {}, history=[], environment={}, labels={}, hidden={}, seconds=0)
+    assert [result.ok for result in verdicts.results] == [False, True, False]
     assert "files were not compared: the base is not here" in verdicts.results[1].detail
+    assert "could not be listed: the scan printed no list" in verdicts.results[2].detail
+
+
+def test_an_index_of_pips_configuration_is_hidden_whatever_is_escaped_in_its_address(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / ".pip").mkdir()
+    (tmp_path / ".pip" / "pip.conf").write_text("[global]\nindex-url = https://me%40team:x@mirror.own.example/simple\n")
+    assert needles()["the host of pip's index"] == "mirror.own.example"

@@ -41,6 +41,8 @@ def _owner(place: Place, modules: Sequence[str], path: str) -> str:
 def judge_linked(verdicts: Verdicts, facts: dict[str, Any], seconds: float, problem: str) -> None:
     """needed, symbols and libstdcxx_shared, from what `linked` printed. problem: how it failed, if it did."""
     error = problem or facts.get("torch_error", "")
+    if not error and "libraries" not in facts:
+        error = "it printed nothing that can be read"
     if error:
         for name in ("needed", "symbols", "libstdcxx_shared"):
             verdicts.add(name, [Row(False, f"a process that imports torch could not look: {error}")])

@@ -42,11 +42,11 @@ def needles() -> dict[str, str]:
             if host not in _PUBLIC_HOSTS:
                 found[f"the host of {name}"] = host
     for file in _PIP_FILES:
-        parser = configparser.ConfigParser()
+        parser = configparser.RawConfigParser()  # as pip reads it: an address may hold a %
         try:
             parser.read(Path(file).expanduser())
             values = [parser.get("global", key, fallback="") for key in ("index-url", "extra-index-url")]
-        except configparser.Error:
+        except (configparser.Error, ValueError, RuntimeError):  # not such a file, no text, or a user without a home
             continue
         for url in " ".join(values).split():
             host = urlsplit(url).hostname or ""
@@ -70,6 +70,7 @@ def judge_layers(
 
     hidden: what `needles` gave.  problem: how the scan failed, if it did.
     """
+    problem = problem or ("" if "added" in facts else "the scan printed no list")
     rows = [Row(False, f"the added files could not be listed: {problem}")] if problem else []
     added = facts.get("added")
     for path in added or []:

@@ -52,6 +52,7 @@ def main() -> None:
     name, arguments = sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else "{}"
     if arguments.startswith("@"):
         arguments = Path(arguments[1:]).read_text()
+    print(flush=True)  # what the base's start-up printed may have no line end, and would hide the first line of ours
     facts = PROGRAMS[name](**json.loads(arguments))  # type: ignore[operator]
     if facts is not None:
         print(facts if isinstance(facts, str) else json.dumps(facts), flush=True)

@@ -6,6 +6,7 @@ import importlib
 import importlib.metadata
 import importlib.util
 import json
+import re
 import sys
 from typing import Any
 
@@ -19,7 +20,7 @@ def distributions(paths: list[str] | None = None) -> list[dict[str, str]]:
     found = importlib.metadata.distributions(path=paths) if paths else importlib.metadata.distributions()
     rows = []
     for one in found:
-        name = (one.metadata["Name"] or "").lower().replace("_", "-").replace(".", "-")
+        name = re.sub(r"[-_.]+", "-", one.metadata["Name"] or "").lower()
         rows.append({"name": name, "version": one.version, "folder": str(one.locate_file(""))})
     return rows
 
