@@ -5,6 +5,7 @@ Python's own data filter came with 3.11.4; Debian 12 has 3.11.2.
 
 from __future__ import annotations
 
+import os
 import shutil
 import tarfile
 from pathlib import Path, PurePosixPath
@@ -29,8 +30,11 @@ def extract(archive: tarfile.TarFile, target: Path) -> None:
         left -= member.size
         problem = _objection(member) or ("it unpacks to more than 4 GiB" if left < 0 else "")
         place = target / member.name
-        if not problem and not place.parent.resolve().is_relative_to(target.resolve()):
+        folder, root = Path(os.path.realpath(place.parent)), Path(os.path.realpath(target))  # links in circles too
+        if not problem and not folder.is_relative_to(root):
             problem = "it lies behind a link that leads outside"
+        if not problem and member.issym() and _leaves(member.linkname, len(folder.relative_to(root).parts)):
+            problem = "it links outside of the folder"
         if problem:
             raise Refused(f"member {member.name!r}: {problem}")
         if member.isdir():
@@ -51,12 +55,14 @@ def _objection(member: tarfile.TarInfo) -> str:
     path = PurePosixPath(member.name)
     if path.is_absolute() or ".." in path.parts:
         return "its path leaves the folder"
-    if member.issym():
-        link = PurePosixPath(member.linkname)
-        depth = len(path.parts) - 1
-        for part in link.parts:
-            depth += -1 if part == ".." else 1
-            if depth < 0:
-                return "it links outside of the folder"
-        return "it links outside of the folder" if link.is_absolute() else ""
-    return "" if member.isfile() or member.isdir() else "it is neither file, folder nor link"
+    return "" if member.isfile() or member.isdir() or member.issym() else "it is neither file, folder nor link"
+
+
+def _leaves(link: str, depth: int) -> bool:
+    """Whether a link from a folder so many levels deep may lead outside.
+
+    `..` is taken at the beginning only: behind a name, it would count from wherever that name leads.
+    """
+    path = PurePosixPath(link)
+    up = path.parts.count("..")
+    return path.is_absolute() or up > depth or ".." in path.parts[up:]
