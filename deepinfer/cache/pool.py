@@ -13,6 +13,8 @@ from deepinfer.errors import DeepInferError
 from deepinfer.ops.state_cache import select_state_slice
 
 _MIB = 2**20
+_NO_HOST_MEMORY = "can't allocate memory"
+"""PyTorch says so of a CPU, in an error without a type of its own."""
 
 
 def blocks_that_fit(config: ModelConfig, bytes: int, slots: int, *, backtracking: int = BACKTRACKING) -> int:
@@ -74,8 +76,8 @@ class Caches:
         sizes = ((blocks, block_layout.block_bytes), (slots, slot_layout.slot_bytes))
         try:
             buffers = [torch.zeros(size, dtype=torch.uint8, device=device) for size in sizes]
-        except (torch.OutOfMemoryError, MemoryError, RuntimeError) as problem:
-            if not isinstance(problem, MemoryError | torch.OutOfMemoryError) and "memory" not in str(problem):
+        except RuntimeError as problem:
+            if not isinstance(problem, torch.OutOfMemoryError) and _NO_HOST_MEMORY not in str(problem):
                 raise
             wanted = sum(count * size for count, size in sizes) / _MIB
             raise DeepInferError(

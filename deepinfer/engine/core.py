@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-import torch
 
 from deepinfer.engine.admission import Admission
 from deepinfer.engine.memory import EngineOptions, allocate
@@ -16,9 +13,7 @@ from deepinfer.engine.scheduler import Scheduler
 from deepinfer.engine.sequence import Request, Sequence, Status
 from deepinfer.engine.step import Step
 from deepinfer.errors import DeepInferError, InputError, Option, shown
-
-if TYPE_CHECKING:
-    from deepinfer.model.load import LoadedModel
+from deepinfer.model.load import LoadedModel, is_out_of_memory
 
 
 @dataclass(frozen=True)
@@ -103,7 +98,7 @@ class Engine:
                 self._compute(step)
             except BaseException as problem:
                 self._scheduler.abandon(step)
-                if isinstance(problem, torch.OutOfMemoryError):
+                if isinstance(problem, RuntimeError) and is_out_of_memory(problem):
                     raise _out_of_memory(step) from problem
                 raise
         changed, self._changed = list(self._changed.values()), {}

@@ -166,3 +166,12 @@ def test_entries_in_fp8() -> None:
     caches = Caches.allocate(config, "cpu", blocks=2, slots=2)
     assert caches.main(2).shape == (2, 64, 1, 528) and infer_format(caches.main(2)) == V41_FORMAT
     split_kv_cache(caches.main(2), V41_FORMAT)
+
+
+def test_an_error_of_the_device_is_not_taken_for_a_lack_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(torch, "zeros", broken)
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        Caches.allocate(TINY, "cpu", blocks=2, slots=2)

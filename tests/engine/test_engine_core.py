@@ -231,7 +231,12 @@ def test_a_request_whose_logits_are_no_numbers_fails_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("problem", "told"), [(KeyboardInterrupt(), KeyboardInterrupt), (torch.OutOfMemoryError("no"), DeepInferError)]
+    ("problem", "told"),
+    [
+        (KeyboardInterrupt(), KeyboardInterrupt),
+        (torch.OutOfMemoryError("no"), DeepInferError),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"), DeepInferError),
+    ],
 )
 def test_a_step_that_breaks_is_computed_anew(
     monkeypatch: pytest.MonkeyPatch, problem: BaseException, told: type[BaseException]
