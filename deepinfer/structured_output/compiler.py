@@ -28,6 +28,7 @@ WHITESPACE = 32
 CACHE_BYTES = 2**28
 SLOWEST_STEP = 2.0
 """Seconds of computing that one token of a grammar may take: some ambiguous grammars take ever longer."""
+_NOTHING_FOLLOWS = "structure: no token of the vocabulary can follow in this grammar"
 _INSTALL = (
     f"{XGRAMMAR.install}, or leave `structure` out; in an image that has another one for its vendor's programs: into a "
     "folder of its own on PYTHONPATH (docs/structured-output.md)"
@@ -74,7 +75,7 @@ class Matcher:
         self._matcher.fill_next_token_bitmask(mask.view(1, -1), 0)
         self._watch(started)
         if not mask.any():
-            self.problem = "structure: no token of the vocabulary can follow in this grammar"
+            self.problem = _NOTHING_FOLLOWS
         return mask.zero_() if self.problem else mask
 
     def accept(self, token: int) -> bool:
@@ -136,7 +137,10 @@ class GrammarCompiler:
         first = grammar.matcher()
         first.fill()
         if first.problem:
-            raise ValueError(f"structure: the {_name(structure)} cannot be taken: no text matches it")
+            why = (
+                "no text matches it" if first.problem == _NOTHING_FOLLOWS else first.problem.removeprefix("structure: ")
+            )
+            raise ValueError(f"structure: the {_name(structure)} cannot be taken: {why}")
         return grammar
 
     def _started(self, kind: str) -> Any:

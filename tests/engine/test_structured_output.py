@@ -262,3 +262,14 @@ def test_an_older_torch_gets_its_masks_without_an_extension(run_python: Any) -> 
 def test_xgrammar_is_imported_at_the_first_structure_and_not_before(run_python: Any) -> None:
     done = run_python("-c", "import sys, deepinfer.structured_output; print('xgrammar' in sys.modules)")
     assert done.stdout == "False\n", done.stderr
+
+
+def test_a_grammar_whose_tokens_take_too_long_is_told_as_such(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = compiler.compile(Structure("regex", "[ab]{3}")).matcher()
+    monkeypatch.setattr("deepinfer.structured_output.compiler.SLOWEST_STEP", -1.0)
+    with pytest.raises(ValueError, match="regular expression cannot be taken: a single token of this grammar takes"):
+        compiler.compile(Structure("regex", "[ab]{3}"))
+    assert not allowed(slow) and slow.problem.startswith("structure: a single token of this grammar takes more than")
+    assert not slow.accept(100)
