@@ -11,6 +11,7 @@ from typing import Any
 from build import outcome as outcomes_of
 from build import pipeline
 from build.bases.mirror import with_registry
+from build.bases.resolve import MODES as BASES
 from build.command import TROUBLE, told_of
 from build.containers import Engine
 from build.errors import NothingSelected, UsageError
@@ -27,7 +28,6 @@ from build.outcome import BuildOptions, Outcome, plan_target, selected_component
 
 __all__ = ["BASES", "BuildOptions", "build", "check", "inspect", "plan"]
 
-BASES = ("auto", "vendor", "replica")
 
 
 def _selected(matrix: Matrix, pattern: str) -> list[Target]:

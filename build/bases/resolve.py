@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections.abc import Iterable, Mapping
@@ -17,7 +18,6 @@ from build.containers import Engine
 from build.errors import EnvironmentCannot, UsageError
 from build.matrix.model import Target
 
-BaseMode = Literal["auto", "vendor", "replica"]
 MODES = ("auto", "vendor", "replica")
 
 
@@ -87,9 +87,16 @@ def _local(engine: Engine, vendor: str) -> Base | None:
     if image is None:
         return None
     names = engine.image_config(vendor).get("RepoDigests") or ()
-    repository = vendor.partition("@")[0].rpartition(":")[0]
-    digests = [name.partition("@")[2] for name in names if name.partition("@")[0] in (repository, vendor)]
-    return Base("vendor", vendor, image, digests[0] if digests else image)
+    digests = [name.partition("@")[2] for name in names if name.partition("@")[0] == _repository(vendor)]
+    return Base("vendor", vendor, image, vendor.partition("@")[2] or (digests[0] if digests else image))
+
+
+def _repository(reference: str) -> str:
+    """A reference without tag and digest, as the engine writes it: Docker Hub's own name is left out."""
+    name = reference.partition("@")[0]
+    before, _, tag = name.rpartition(":")
+    repository = before if before and "/" not in tag else name
+    return re.sub(r"^(index\.)?docker\.io/(library/)?", "", repository)
 
 
 def _fetch(engine: Engine, target: Target, *, insist: bool) -> str | None:
