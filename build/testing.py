@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from build import cache
+from build.bases.disk import engine_folder
 from build.call import show
 from build.clean.folders import remove
 from build.clean.images import LOCK, clean_images, our_images
@@ -28,7 +29,7 @@ from build.containers import Engine
 from build.errors import EnvironmentCannot, GateFailed, NothingSelected, UsageError
 from build.matrix.load import load_matrix
 from build.room import Disks, check_room, peak_use
-from build.setup import docker_engine, engine_answer
+from build.setup import docker_engine
 
 IMAGES = ("cpu", "flagtree")
 OF_AN_IMAGE = ("builder", "contexts", "parts")
@@ -166,7 +167,8 @@ def _run_group(image: str, group: Sequence[Stage], results: list[Result], disks:
         return all(_timed(stage, disks, results) for stage in group)
     with docker_engine.running(may_install=os.environ.get("DEEPINFER_SETUP") == "1"):
         engine = Engine.connect()
-        places = [*_engine_disk(engine), cache.root()]
+        folder = engine_folder(engine)
+        places = [*([folder] if folder is not None else []), cache.root()]
         for place in places:
             disks.watch(place)
         check_room(image, places)
@@ -234,11 +236,6 @@ def prune_records(engine: Engine, ids: set[str]) -> int:
     api: Any = engine.client.api  # the package's types do not know the filter
     answer = api.prune_builds(filters={"id": [expression]}, all=True)
     return int(answer.get("SpaceReclaimed") or 0)
-
-
-def _engine_disk(engine: Engine) -> list[Path]:
-    root = Path(str(engine.client.info().get("DockerRootDir", "")))
-    return [root] if root.is_dir() and not engine_answer.elsewhere() else []
 
 
 def as_table(results: Sequence[Result]) -> str:

@@ -7,15 +7,19 @@ from pathlib import Path
 
 from build.containers import Engine
 from build.errors import EnvironmentCannot
+from build.setup import engine_answer
+
+
+def engine_folder(engine: Engine) -> Path | None:
+    """Where the engine keeps its layers; None where it may be on another machine, as every engine that was named."""
+    root = Path(str(engine.client.info().get("DockerRootDir", "")))
+    return None if engine_answer.elsewhere() or not root.is_absolute() or not root.is_dir() else root
 
 
 def free_gb(engine: Engine) -> float | None:
-    """Free space, in GB (10^9 bytes), of the engine's data root; None when the engine is on another machine."""
-    root = Path(str(engine.client.info().get("DockerRootDir", "")))
-    # The docker package's name for a socket of this machine; ssh and TCP have others.
-    if engine.client.api.base_url != "http+docker://localhost" or not root.is_dir():
-        return None
-    return shutil.disk_usage(root).free / 1e9
+    """Free space, in GB (10^9 bytes), of the engine's disk; None where that may be on another machine."""
+    root = engine_folder(engine)
+    return None if root is None else shutil.disk_usage(root).free / 1e9
 
 
 def need(engine: Engine, wanted_gb: float, what: str) -> None:

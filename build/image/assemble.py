@@ -21,6 +21,7 @@ from typing import Any
 from docker.errors import APIError
 
 from build import cache
+from build.bases.disk import engine_folder
 from build.bases.resolve import Base
 from build.call import CallFailed
 from build.containers import LABEL, Engine
@@ -33,7 +34,6 @@ from build.image.warm import no_warm_part, warm_part
 from build.inspection import Inspection
 from build.matrix.model import Matrix
 from build.plan import TargetPlan, with_warm, without_warm
-from build.setup.endpoint import endpoint
 from build.wheels.results import CellResult
 
 OURS_LIMIT = 60_000_000
@@ -228,12 +228,6 @@ def check_size(image: str, sizes: Mapping[str, int]) -> None:
             cause="an extension module was not stripped, or a wheel brought files that are not needed",
             next_step="`docker history` shows the layers; DeepGEMM's headers take 27 MB, its extension 2 MB",
         )
-
-
-def engine_folder(engine: Engine) -> Path | None:
-    """Where the engine keeps its layers, None where that is on another machine."""
-    where = Path(str(engine.client.info().get("DockerRootDir", "")))
-    return None if endpoint().named_by or not where.is_dir() else where
 
 
 def check_space(parts: Sequence[Part], where: Path | None) -> None:
