@@ -105,13 +105,12 @@ def _call_logged(
     words: list[str], cwd: Path | None, env: Mapping[str, str], log: Path, stdin: bytes | None, timeout: float | None
 ) -> subprocess.CompletedProcess[str]:
     log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("ab") as out:
+    with log.open("a+b") as out:
         out.write(f"+ {shlex.join(words)}\n".encode())
         out.flush()
         raw = subprocess.run(
             words, cwd=cwd, env=env, input=stdin, stdout=out, stderr=subprocess.STDOUT, timeout=timeout, check=False
         )
-    with log.open("rb") as text:
-        text.seek(max(0, log.stat().st_size - 16384))
-        tail = text.read().decode(errors="replace")
+        out.seek(max(0, out.seek(0, os.SEEK_END) - 16384))  # by its handle: the name may be another log's by now
+        tail = out.read().decode(errors="replace")
     return subprocess.CompletedProcess(words, raw.returncode, tail, "")

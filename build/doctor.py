@@ -103,6 +103,8 @@ def _python() -> Iterator[Row]:
 
 
 def _environment(environment: Environment) -> Row:
+    if environment.being_set_up():
+        return Row(".venv", "ok", f"{environment.folder} is being set up by another start")
     everything = ("build", "test", "engine")
     missing = environment.missing(everything)
     commands = "\n".join(install.commands(environment, missing)) if missing else ""

@@ -42,6 +42,8 @@ _PIN = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)==(?P<version>[A-Za-z0-9
 _HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
 _INDEX = re.compile(r"#\s*index:\s*((?:https|file)://\S+)")
 _RECORD = ".wheels.json"
+_STORE = "downloads-wheels"
+"""The lock of who puts a wheel into the store, or takes a damaged one out."""
 
 
 @dataclass(frozen=True)
@@ -184,7 +186,8 @@ def _assemble(lock: Lock, python: str, target: Path) -> None:
             for wheel in download(lock, missing, python, part / "download"):
                 place = store / sha256(wheel)
                 place.mkdir(exist_ok=True)
-                wheel.replace(place / wheel.name)
+                with cache.locked(_STORE):
+                    wheel.replace(place / wheel.name)
         folder = part / target.name
         folder.mkdir(parents=True)
         for pin in lock.pins:
@@ -223,11 +226,21 @@ def _candidates(store: Path, pin: Pin, python: str) -> list[Path]:
 def _stored(store: Path, pin: Pin, python: str) -> Path | None:
     """The stored wheel of a pin, hashed anew; one that does not fit its name any more is removed."""
     for wheel in _candidates(store, pin, python):
-        if sha256(wheel) == wheel.parent.name:
+        if _is_whole(wheel):
             return wheel
-        print(f"{wheel.name} in the cache was changed; fetching it again", file=sys.stderr, flush=True)
-        shutil.rmtree(wheel.parent)
+        with cache.locked(_STORE):
+            if _is_whole(wheel):  # another fetch has put it there meanwhile
+                return wheel
+            print(f"{wheel.name} in the cache was changed; fetching it again", file=sys.stderr, flush=True)
+            wheel.unlink(missing_ok=True)
     return None
+
+
+def _is_whole(wheel: Path) -> bool:
+    try:
+        return sha256(wheel) == wheel.parent.name
+    except FileNotFoundError:
+        return False
 
 
 def _link(source: Path, target: Path) -> None:

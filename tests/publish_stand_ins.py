@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 import os
+import random
 import shutil
 import socket
 import subprocess
@@ -42,10 +43,17 @@ def program(name: str, package: str) -> str:
 
 
 def free_port() -> int:
-    """A port of loopback that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port of loopback that nobody listens on, and that no connection is given meanwhile: a connection of anybody's
+    may get any port of the range for those, and one that looks for a listener there may meet itself.
+    """
+    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    while True:
+        port = random.SystemRandom().randrange(
+            first // 2, first
+        )  # Hypothesis makes the usual one draw alike everywhere
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 class RegistryProgram:
@@ -86,8 +94,8 @@ class RegistryProgram:
 
 
 def wait_for_port(port: int, process: subprocess.Popen[bytes] | None = None) -> None:
-    """Until somebody listens there; fails after 20 s, or when the process ends."""
-    deadline = time.monotonic() + 20
+    """Until somebody listens there; fails after two minutes, or when the process ends."""
+    deadline = time.monotonic() + 120
     while True:
         with socket.socket() as probe:
             if probe.connect_ex(("127.0.0.1", port)) == 0:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,10 +72,12 @@ def fetch_from(registry: Registry, digest: str, *, image_id: str, key: str) -> F
         )
     attached = find_attached(registry, there.digest)
     folder = cache.folder(f"attached/{there.digest.removeprefix('sha256:')[:16]}-{key[:12]}")
-    with cache.locked(f"attached-{folder.name}", waiting_for="fetch of the evidence"):
-        for old in folder.iterdir():
-            old.unlink()  # what lay there may be of an older publication
-        _fetch(registry, attached, folder, key, {there.config, there.digest})
+    with (
+        cache.locked(f"attached-{folder.name}", waiting_for="fetch of the evidence"),
+        tempfile.TemporaryDirectory(prefix=cache.LEFTOVER, dir=folder.parent) as scratch,
+    ):
+        _fetch(registry, attached, Path(scratch), key, {there.config, there.digest})
+        _replace(folder, Path(scratch))
     return Fetched(folder, _row(there, image_id))
 
 
@@ -113,6 +116,18 @@ def _fetch(registry: Registry, attached: Sequence[Found], folder: Path, key: str
         if fitting:
             # Another one than the manifest names is taken too: the check says that it differs.
             _take(registry, fitting[0], folder / file_name(kind, key))
+
+
+def _replace(folder: Path, fetched: Path) -> None:
+    """Put what was fetched in the place of what an older publication had; who reads the folder meanwhile, as another
+    check of the same image does, finds every file whole.
+    """
+    names = sorted(path.name for path in fetched.iterdir())
+    for name in names:
+        (fetched / name).replace(folder / name)
+    for old in folder.iterdir():
+        if old.name not in names:
+            old.unlink()
 
 
 def _take(registry: Registry, found: Found, place: Path) -> None:

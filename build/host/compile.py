@@ -25,7 +25,7 @@ from build.wheels.fetch import fetch_source, told_space
 from build.wheels.recipe import INSIDE, Places, make_recipe
 from build.wheels.results import CellResult
 from build.wheels.schedule import USABLE_MEMORY, Capacity, Schedule
-from build.wheels.unpack import unpack
+from build.wheels.unpack import unpack_cell
 from build.wheels.wheelhouse import Wheelhouse
 
 GOODBYE = 20.0
@@ -88,7 +88,7 @@ class HostShop:
 
         Raises CellFailed, or Stopped.
         """
-        tree = unpack(cell.component, source, scratch / "src")
+        tree = unpack_cell(cell, source, scratch / "src")
         recipe = make_recipe(cell.component, self._places(cell, tree, scratch), jobs=jobs)
         job = recipe.to_job()
         if self.nccl is not None:

@@ -148,7 +148,8 @@ def _lay_site(
     site = PurePosixPath(prefix / "site")
     artefacts = {result.cell.component.name: result.artefact for result in results if result.artefact is not None}
     with tempfile.TemporaryDirectory() as scratch:
-        engine = pack_engine(cache.REPOSITORY, artefacts.get("_C"), inspection, Path(scratch))
+        extension = artefacts.get("_C")
+        engine = pack_engine(cache.REPOSITORY, extension, inspection, Path(scratch), target=plan.target.name)
         install_wheel(engine, site, tree, scripts=None, python=inspection.executable)
     for result in results:
         if result.cell.component.kind == "wheel" and result.artefact is not None:

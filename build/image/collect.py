@@ -208,12 +208,13 @@ class _Maker:
         inputs = [hashlib.sha256(document).hexdigest(), sha256(extension) if extension is not None else None]
 
         def make(tree: Path) -> Contents:
-            if package_digest(cache.REPOSITORY) != self.package:
-                raise BuildError(
-                    "the engine's sources changed while the image was being made", next_step="run the build again"
-                )
+            name = self.plan.target.name
             with tempfile.TemporaryDirectory(prefix=".part-", dir=self.folder) as scratch:
-                wheel = pack_engine(cache.REPOSITORY, extension, self.inspection, Path(scratch))
+                wheel = pack_engine(cache.REPOSITORY, extension, self.inspection, Path(scratch), target=name)
+                if package_digest(cache.REPOSITORY) != self.package:  # after they were copied
+                    raise BuildError(
+                        "the engine's sources changed while the image was being made", next_step="run the build again"
+                    )
                 return lay_engine(tree, wheel, document, self.inspection)
 
         return self.part("deepinfer", inputs, make)

@@ -17,17 +17,18 @@ LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.pyc", "*.so")
 FILE_TIME = "1767225600"  # 2026-01-01, the same in every wheel: equal inputs give an equal file
 
 
-def pack_engine(repository: Path, extension: Path | None, inspection: Inspection, folder: Path) -> Path:
+def pack_engine(repository: Path, extension: Path | None, inspection: Inspection, folder: Path, *, target: str) -> Path:
     """Pack the wheel of the engine into `folder`; takes a second or two.
 
     Args:
+        target: whose it is, by which the log is called: several targets may be built at once.
         extension: the shared object of deepinfer._C for the base's Python; None packs the twin in Python alone.
 
     The sources are copied aside first: nothing is written into the checkout, and no earlier build's files get in.
 
     Raises BuildError with the packer's words.
     """
-    log = cache.folder("logs") / "package.log"
+    log = cache.folder("logs") / f"package-{target}.log"
     log.unlink(missing_ok=True)
     folder.mkdir(parents=True, exist_ok=True)
     env = {"SOURCE_DATE_EPOCH": FILE_TIME, "DEEPINFER_PREBUILT_C": "", "DEEPINFER_WHEEL_TAG": ""}
@@ -51,9 +52,9 @@ def pack_engine(repository: Path, extension: Path | None, inspection: Inspection
                 log=log,
             ) from failed
         (made,) = (Path(scratch) / "out").glob("*.whl")
-        target = folder / made.name
-        made.replace(target)
-    return target
+        packed = folder / made.name
+        made.replace(packed)
+    return packed
 
 
 def _copy(repository: Path, copy: Path) -> None:

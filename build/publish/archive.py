@@ -102,6 +102,11 @@ def load_archive(engine: Engine, file: Path, *, anyway: bool = False) -> Archive
     """
     start = time.monotonic()
     _check_name(file)
+    with _alone(file):
+        return _load_archive(engine, file, start, anyway=anyway)
+
+
+def _load_archive(engine: Engine, file: Path, start: float, *, anyway: bool) -> Archived:
     content = read_layout(file)
     image = content.labels.get(f"{LABEL}.image", "")
     if content.labels.get(LABEL) != "1" or not KEY.fullmatch(content.labels.get(f"{LABEL}.key", "")) or not content.tag:
@@ -114,20 +119,29 @@ def load_archive(engine: Engine, file: Path, *, anyway: bool = False) -> Archive
     documents = {found.kind: read_attached(file, found) for found in oldest_first}
     skopeo = _skopeo()
     immutable = f"{REPOSITORY_NAME}:{content.tag}"
-    with _alone(file), _scratch() as scratch, told_space(scratch):
+    with _scratch() as scratch, told_space(scratch):
         _check_space({scratch: 3 * file.stat().st_size})
         given = scratch / "engine.tar"
         _translate(skopeo, scratch, f"oci-archive:{file}:{content.tag}", f"docker-archive:{given}")
-        loaded = _load(engine, given)
+        # No build and no `clean` of this image meets one that has not got its names and its manifest yet.
+        with cache.locked(f"image-{image}", waiting_for=f"build of {image}"):
+            names = _take_in(engine, given, content, immutable, image, anyway=anyway)
+            kept = _keep_documents(documents, image, content.labels[f"{LABEL}.key"])
+    return Archived(image, file, content.digest, file.stat().st_size, names, _since(start), kept)
+
+
+def _take_in(
+    engine: Engine, given: Path, content: Content, immutable: str, image: str, *, anyway: bool
+) -> tuple[str, ...]:
+    """Load an image in the engine's own format, see that it is the one of the archive, and name it."""
+    loaded = _load(engine, given)
     if loaded != content.config_digest or engine.image_config(loaded)["RootFS"]["Layers"] != content.layers:
         raise EnvironmentCannot(
             f"the engine has {loaded} after loading, and the archive holds {content.config_digest}",
             cause="the engine stores images in another way, or its disk is damaged",
             next_step="load it again; `docker version` tells the engine",
         )
-    names = _name(engine, loaded, content, immutable, image, anyway=anyway)
-    kept = _keep_documents(documents, image, content.labels[f"{LABEL}.key"])
-    return Archived(image, file, content.digest, file.stat().st_size, names, _since(start), kept)
+    return _name(engine, loaded, content, immutable, image, anyway=anyway)
 
 
 def _keep_documents(documents: Mapping[str, bytes], image: str, key: str) -> dict[str, str]:
@@ -255,7 +269,7 @@ def _alone(file: Path) -> Iterator[None]:
 
     The lock is called as those of builds are: while one is held `clean` leaves unfinished files alone.
     """
-    name = hashlib.sha256(str(file.resolve()).encode()).hexdigest()[:16]
+    name = hashlib.sha256(os.fsencode(os.path.realpath(file))).hexdigest()[:16]
     with cache.locked(f"image-archive-{name}", waiting_for=f"archive {file.name}"):
         for part in file.parent.glob(f".part-*-{file.name}"):
             print(f"removing {part.name}, which an interrupted run left", file=sys.stderr)

@@ -123,6 +123,17 @@ class Environment:
             sets[add] = self.key(add)
         cache.atomic_write(self._record, json.dumps(asdict(Record(platform.python_version(), sets, busy)), indent=1))
 
+    def being_set_up(self) -> bool:
+        """Whether another start is at it: what it has written of its install so far is no interrupted one."""
+        number = os.open(self.repository, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(number, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(number)
+        return False
+
     @contextlib.contextmanager
     def locked(self) -> Iterator[int]:
         """Keep another start out. Gives the lock's file number: an installer that inherits it keeps the lock alive.

@@ -91,6 +91,11 @@ def _quoted(path: Path) -> str:
 
 
 def _refusal(environment: Environment, sets: Sequence[str]) -> EnvironmentCannot:
+    if environment.being_set_up():
+        return EnvironmentCannot(
+            f"{environment.folder} is being set up by another start",
+            next_step="wait for its end, and run the same command again",
+        )
     missing = ", ".join(environment.missing(sets))
     lines = "\n    ".join(["type", *commands(environment, sets), "or leave --no-setup out: ./run does the same"])
     cause = environment.distrusted() or "./run was told --no-setup"

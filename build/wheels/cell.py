@@ -28,7 +28,7 @@ from build.plan import Cell
 from build.wheels.builder import CUDA_HOME, MASQUERADE, SCRIPTS, SITE
 from build.wheels.diagnose import check_linking, compile_failed
 from build.wheels.recipe import INSIDE, Places, make_recipe
-from build.wheels.unpack import unpack
+from build.wheels.unpack import unpack_cell
 
 ROOT = "/build"
 USUAL_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -151,7 +151,7 @@ def compile_in_container(
     Returns the artefact and inside.py's record (modules with sizes and NEEDED, seconds, tools).
     Raises CellFailed, or Stopped.
     """
-    tree = unpack(cell.component, source, scratch / "source")
+    tree = unpack_cell(cell, source, scratch / "source")
     files: dict[str, bytes | Path] = {f"{ROOT}/src": tree, f"{ROOT}/inside.py": INSIDE.read_bytes()}
     shims = []
     for number, shim in enumerate(cell.component.shims):

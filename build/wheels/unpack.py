@@ -9,6 +9,8 @@ from pathlib import Path
 
 from build.errors import CellFailed
 from build.matrix.model import Component
+from build.plan import Cell
+from build.sources import files_digest
 from build.untar import Refused, extract
 
 
@@ -46,6 +48,22 @@ def unpack(component: Component, source: Path, target: Path) -> Path:
             next_step="correct the component's source in matrix.yaml",
         )
     return root
+
+
+def unpack_cell(cell: Cell, source: Path, target: Path) -> Path:
+    """`unpack` for a compile, whose product is kept under the cell's key.
+
+    Raises CellFailed also where the files of a folder are not those any more from which the key was made.
+    """
+    tree = unpack(cell.component, source, target)
+    planned, include = cell.inputs.get("source", ""), cell.component.source.include or (".",)
+    if planned.startswith("files:") and planned != f"files:{files_digest(source, include)}":
+        raise CellFailed(
+            f"the source of {cell.component.title} was changed after the build had begun",
+            cause=f"somebody edits {source}",
+            next_step="run the build again",
+        )
+    return tree
 
 
 def _copy(component: Component, source: Path, target: Path) -> Path:

@@ -108,7 +108,7 @@ def test_components_go_into_a_site_of_their_own(tmp_path: Path) -> None:
 
 def test_the_engine_is_packed_around_its_compiled_part_and_gets_its_command(tmp_path: Path) -> None:
     facts = base_facts()
-    wheel = pack_engine(REPOSITORY, make_extension(tmp_path, facts), facts, tmp_path / "out")
+    wheel = pack_engine(REPOSITORY, make_extension(tmp_path, facts), facts, tmp_path / "out", target="some")
     assert wheel.name.endswith("-cp313-cp313-linux_x86_64.whl")
     contents = lay_engine(tmp_path / "tree", wheel, b"{}\n", facts)
     laid = files(tmp_path / "tree")
@@ -123,20 +123,20 @@ def test_the_engine_is_packed_around_its_compiled_part_and_gets_its_command(tmp_
 
 def test_the_wheel_is_the_same_for_the_same_sources(tmp_path: Path) -> None:
     extension = make_extension(tmp_path, base_facts())
-    made = [pack_engine(REPOSITORY, extension, base_facts(), tmp_path / name).read_bytes() for name in ("a", "b")]
-    assert made[0] == made[1]
+    made = [pack_engine(REPOSITORY, extension, base_facts(), tmp_path / name, target=name) for name in ("a", "b")]
+    assert made[0].read_bytes() == made[1].read_bytes()
 
 
 def test_without_its_compiled_part_the_engine_is_packed_for_any_python(tmp_path: Path) -> None:
-    wheel = pack_engine(REPOSITORY, None, base_facts(), tmp_path)
+    wheel = pack_engine(REPOSITORY, None, base_facts(), tmp_path, target="some")
     assert wheel.name.endswith("-py3-none-any.whl")
 
 
 def test_what_is_no_compiled_part_is_refused_in_plain_words(tmp_path: Path) -> None:
     (tmp_path / "_C.so").write_bytes(b"\x7fELF of something else")
     with pytest.raises(Exception, match="could not be packed") as told:
-        pack_engine(REPOSITORY, tmp_path / "_C.so", base_facts(), tmp_path / "out")
-    assert "package.log" in str(told.value)
+        pack_engine(REPOSITORY, tmp_path / "_C.so", base_facts(), tmp_path / "out", target="some")
+    assert "package-some.log" in str(told.value)
     assert not list((tmp_path / "out").glob("*.whl"))
 
 

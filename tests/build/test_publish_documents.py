@@ -7,10 +7,12 @@ import os
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from build import cache
+from build.attest import fetch
 from build.attest.evidence import read_evidence
 from build.attest.fetch import fetch_from
 from build.errors import EnvironmentCannot, GateFailed
@@ -98,6 +100,25 @@ def test_attaching_again_writes_nothing_and_a_newer_build_of_the_record_is_taken
     attach(registry, image, documents_in(tmp_path / "new", created="2026-12-01T10:00:00Z"))
     assert len(listed(registry, image.digest)) == 6, "what was attached before stays"
     assert texts(fetch_from(registry, "tag", image_id=image.config, key=KEY).folder) == texts(tmp_path / "new")
+
+
+def test_who_reads_what_was_fetched_while_it_is_fetched_again_finds_it_whole(
+    registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two checks of one image at once: the second one fetches while the first one reads."""
+    image = image_in(registry)
+    attach(registry, image, documents_in(tmp_path / "here"))
+    folder = fetch_from(registry, "tag", image_id=image.config, key=KEY).folder
+    (folder / "of an older publication").touch()
+    plain, seen = fetch._take, []
+
+    def take(*arguments: Any) -> None:
+        plain(*arguments)
+        seen.append({name: data for name, data in texts(folder).items() if name != "of an older publication"})
+
+    monkeypatch.setattr(fetch, "_take", take)
+    assert fetch_from(registry, "tag", image_id=image.config, key=KEY).folder == folder
+    assert seen and all(held == texts(tmp_path / "here") for held in [*seen, texts(folder)])
 
 
 def test_a_newer_record_of_another_image_is_passed_over(registry: Registry, tmp_path: Path) -> None:

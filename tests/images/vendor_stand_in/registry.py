@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from urllib.request import urlopen
 import pytest
 
 from build.setup import system
+from tests.publish_stand_ins import free_port
 
 
 @contextmanager
@@ -25,9 +25,7 @@ def loopback_registry(folder: Path, store: Path) -> Iterator[str]:
         if os.geteuid() != 0 or shutil.which("apt-get") is None:
             pytest.skip(f"needs docker-registry: {system.install_command(['docker-registry'])}")
         system.install(["docker-registry"], "tests pull vendors' images from it", may_install=True)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     settings = folder / "registry.yml"
     settings.write_text(
         f'version: 0.1\nlog: {{level: warn}}\nstorage: {{filesystem: {{rootdirectory: "{store}"}}}}\n'
@@ -44,7 +42,7 @@ def loopback_registry(folder: Path, store: Path) -> Iterator[str]:
 
 
 def _wait_for(address: str, log: Path) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while True:
         try:
             urlopen(f"http://{address}/v2/").close()

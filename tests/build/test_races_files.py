@@ -1,0 +1,147 @@
+"""Files, logs and names that another process changes between a look and the step that trusts it."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from build import cache, doctor, locks
+from build.call import CallFailed, call
+from build.containers import LABEL
+from build.errors import BuildError, CellFailed, EnvironmentCannot
+from build.image import collect
+from build.image.package import pack_engine
+from build.image.parts import Contents
+from build.plan import Cell
+from build.publish import archive
+from build.setup import install
+from build.setup.environment import Environment
+from build.sources import files_digest
+from build.wheels.unpack import unpack_cell
+from tests.image_stand_ins import base_facts
+from tests.tiny_build import tiny, write_source
+
+KEY = "ab" * 32
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DEEPINFER_BUILD_CACHE", str(tmp_path / "cache"))
+
+
+def test_a_compile_of_a_folder_that_was_edited_meanwhile_is_refused(tmp_path: Path) -> None:
+    """Its product would be kept under the key of what the folder held before."""
+    source = write_source(tmp_path / "tiny")
+    planned = {"source": f"files:{files_digest(source, ('.',))}"}
+    cell = Cell("host", tiny("tiny", source), "build", KEY, inputs=planned)
+    assert (unpack_cell(cell, source, tmp_path / "before") / "setup.py").is_file()
+    (source / "setup.py").write_text("# edited\n")
+    with pytest.raises(CellFailed, match="changed after the build had begun") as told:
+        unpack_cell(cell, source, tmp_path / "after")
+    assert str(source) in told.value.cause
+
+
+def test_an_engine_that_was_edited_while_it_was_packed_is_no_image(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digests = ["as planned"]
+    made = object.__new__(collect._Maker)
+    made.cells, made.folder, made.package = {}, tmp_path, "as planned"
+    made.plan = made.inspection = SimpleNamespace(target=SimpleNamespace(name="some"))  # type: ignore[assignment]
+    monkeypatch.setattr(made, "part", lambda name, inputs, make: make(tmp_path))
+    monkeypatch.setattr(collect, "package_digest", lambda repository: digests[-1])
+    monkeypatch.setattr(collect, "pack_engine", lambda *_, **__: digests.append("edited"))
+    monkeypatch.setattr(collect, "lay_engine", lambda *_: Contents())
+    with pytest.raises(BuildError, match="sources changed while the image was being made"):
+        made.deepinfer(b"{}")
+
+
+def test_targets_that_are_packed_at_once_have_logs_of_their_own(tmp_path: Path) -> None:
+    logs = []
+    for target in ("one", "other"):
+        with pytest.raises(BuildError, match="could not be packed") as told:
+            pack_engine(tmp_path / "no sources", None, base_facts(), tmp_path, target=target)
+        logs.append(told.value.log)
+    assert [log.name for log in logs if log is not None and "setup.py" in log.read_text()] == [
+        "package-one.log", "package-other.log",
+    ]  # fmt: skip
+
+
+def test_the_end_of_a_log_is_read_although_another_has_taken_its_name(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    done = call("sh", "-c", f"echo mine; rm {log}", log=log)
+    assert done.stdout.splitlines()[-1] == "mine"
+    with pytest.raises(CallFailed) as told:
+        call("sh", "-c", f"echo mine; echo theirs > {tmp_path}/new; mv {tmp_path}/new {log}; exit 3", log=log)
+    assert told.value.tail.splitlines()[-1] == "mine" and log.read_text() == "theirs\n"
+
+
+def test_a_wheel_that_another_fetch_has_made_whole_again_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = b"a whole wheel"
+    digest = hashlib.sha256(data).hexdigest()
+    wheel = cache.folder(f"downloads/wheels/{digest}") / "alpha-1.0-py3-none-any.whl"
+    wheel.write_bytes(b"damaged")
+    pin: Any = SimpleNamespace(hashes=(digest,))
+    plain = locks.sha256
+
+    def sha256_before_another(path: Path) -> str:
+        found = plain(path)
+        wheel.write_bytes(data)
+        return found
+
+    monkeypatch.setattr(locks, "sha256", sha256_before_another)
+    assert locks._stored(wheel.parents[1], pin, "3.13") == wheel
+    wheel.unlink()
+    monkeypatch.setattr(locks, "_candidates", lambda *_: [wheel])
+    monkeypatch.setattr(locks, "sha256", plain)
+    assert locks._stored(wheel.parents[1], pin, "3.13") is None, "one that another took away is none"
+
+
+def test_an_install_that_is_under_way_is_not_called_interrupted(tmp_path: Path) -> None:
+    """Who believed it would remove `.venv` under the installer."""
+    environment = Environment(tmp_path)
+    (tmp_path / ".venv").mkdir()
+    (tmp_path / "locks").mkdir()
+    for name in ("build", "test"):
+        (tmp_path / "locks" / f"{name}.lock").touch()
+    environment.write_record(busy=True)
+    with environment.locked(), pytest.raises(EnvironmentCannot, match="is being set up by another start") as told:
+        assert doctor._environment(environment).status == "ok"
+        install.ensure(environment, ("build",), may_install=False)
+    assert "rm -rf" not in told.value.next_step
+    with pytest.raises(EnvironmentCannot, match="lacks build") as told:
+        install.ensure(environment, ("build",), may_install=False)
+    assert "interrupted" in told.value.cause and "rm -rf" in told.value.next_step
+
+
+def test_an_archive_that_is_written_anew_is_read_when_it_is_whole_and_named_before_a_build_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: list[bool] = []
+    labels = {LABEL: "1", f"{LABEL}.image": "cpu", f"{LABEL}.key": KEY}
+    content: Any = SimpleNamespace(
+        labels=labels, tag="1.0-cpu", attached=(), config_digest="sha256:x", layers=[], digest="sha256:y"
+    )
+    file = tmp_path / "image.tar"
+    file.touch()
+
+    def read(path: Path) -> Any:
+        held.append(any(cache.is_locked(lock.stem) for lock in cache.folder("locks").glob("image-archive-*.lock")))
+        return content
+
+    def tag(*_: str) -> None:
+        held.append(cache.is_locked("image-cpu"))
+
+    engine: Any = SimpleNamespace(
+        tag=tag, image_id=lambda name: None, image_config=lambda name: {"RootFS": {"Layers": []}}
+    )
+    monkeypatch.setattr(archive, "read_layout", read)
+    monkeypatch.setattr(archive, "_skopeo", lambda: "skopeo")
+    monkeypatch.setattr(archive, "_translate", lambda *_: None)
+    monkeypatch.setattr(archive, "_load", lambda engine, given: "sha256:x")
+    assert archive.load_archive(engine, file).names == ("deepinfer:1.0-cpu", "deepinfer:cpu")
+    assert held == [True, True, True]
