@@ -229,7 +229,7 @@ def _answer(
         raise InputError(
             f"{path}, line {number}: it was made with another model, and answers of two would be mixed",
             cause="--model names another checkpoint, its files were changed, or --load-format, --engram-rows, "
-            "--truncation or --gemm are not as they were",
+            "--truncation or --gemm are not as they were, or dummy weights were made on another device",
             next_step="name another --output, or the model and the options that the file was made with",
         )
     return _Answer(name, failed, made_with is not None, line + b"\n")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -63,33 +65,39 @@ def open_llm(args: argparse.Namespace) -> LLM:
 
     if notice := native.notice():  # before there is a progress bar that it would tear
         tell(args, f"note: {notice}")
-    with Progress("weights", None, shown=not args.quiet, bytes_=True) as bar:
-        try:
-            llm = LLM(
-                args.model,
-                device=args.device,
-                backend=args.backend,
-                load_format=args.load_format,
-                engram_rows=args.engram_rows,
-                engram_device=args.engram_device,
-                max_model_len=args.max_model_len,
-                max_num_seqs=args.max_num_seqs,
-                chunk_tokens=args.chunk_tokens,
-                blocks=args.blocks,
-                memory_fraction=args.memory_fraction,
-                truncation=args.truncation,
-                gemm=args.gemm,
-                progress=bar.reach,
-            )
-        except DeepInferError:  # some are ValueErrors too
-            raise
-        except ValueError as problem:
-            pieces = problem.pieces if isinstance(problem, OptionError) else (str(problem),)
-            what = ("the options cannot be taken: ", *pieces)
-            raise UsageError(what, next_step="correct this option") from problem
+    with Progress("weights", None, shown=not args.quiet, bytes_=True) as bar, refused_as_usage():
+        llm = LLM(
+            args.model,
+            device=args.device,
+            backend=args.backend,
+            load_format=args.load_format,
+            engram_rows=args.engram_rows,
+            engram_device=args.engram_device,
+            max_model_len=args.max_model_len,
+            max_num_seqs=args.max_num_seqs,
+            chunk_tokens=args.chunk_tokens,
+            blocks=args.blocks,
+            memory_fraction=args.memory_fraction,
+            truncation=args.truncation,
+            gemm=args.gemm,
+            progress=bar.reach,
+        )
     if llm.gemm_notice:  # with --quiet too: it changes what is computed
         print(f"--gemm {llm.gemm}: {llm.gemm_notice}", file=sys.stderr, flush=True)
     return llm
+
+
+@contextlib.contextmanager
+def refused_as_usage() -> Iterator[None]:
+    """Whatever value the engine refuses within is an option's: raise UsageError."""
+    try:
+        yield
+    except DeepInferError:  # some are ValueErrors too
+        raise
+    except ValueError as problem:
+        pieces = problem.pieces if isinstance(problem, OptionError) else (str(problem),)
+        what = ("the options cannot be taken: ", *pieces)
+        raise UsageError(what, next_step="correct this option") from problem
 
 
 def tell(args: argparse.Namespace, text: str) -> None:

@@ -49,7 +49,11 @@ def dummy_tensor(
     *,
     engram_rows: int | None = None,
 ) -> torch.Tensor:
-    """One of them, made anew: it depends on its name, its shape, the seed and the kind of device only."""
+    """One of them, made anew: it depends on its name, its shape, the seed and the kind of device only.
+
+    A GPU draws other numbers than a processor does, and other ones than a GPU with more or fewer multiprocessors.
+    Processors draw the same ones, of which those with other vector instructions round a few otherwise.
+    """
     if engram_rows is not None and TABLE in name:
         spec = spec.cut(engram_rows)
     # 32 bits: the generator of a CPU uses no more of its seed.
