@@ -16,7 +16,7 @@ def count(text: str) -> int:
     except ValueError:
         found = 0
     if not 1 <= found < 2**31:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1 to {2**31 - 1}")
     return found
 
 

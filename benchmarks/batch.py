@@ -36,7 +36,7 @@ def main(argv: Sequence[str]) -> int:
     found = {
         "sequences": given.sequences,
         "context": given.context,
-        "compiled": native.locate() is not None,
+        "compiled": not native.load()[1],
         "rows_ms": _rows_ms(given.sequences, given.context, given.steps),
         "anew_ms": _batch_ms(given.sequences, given.context, given.steps, None),
         "kept_ms": _batch_ms(given.sequences, given.context, given.steps, BlockTables()),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -13,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks import output
 from benchmarks.ops import plot, results, table
 from benchmarks.ops.entries import entries
 from benchmarks.ops.facts import ROOT
@@ -32,8 +32,11 @@ def run(columns: Sequence[Column], order: Order, out: Path, say: Say, command: S
     """Measure all columns; results.json, table.md and the plot in `out` are replaced after each. Returns the document.
 
     order: what each of them gets; its column and file are set here.
+
+    Raises:
+        UsageError, DeepInferError: the folder cannot be made or written.
     """
-    out.mkdir(parents=True, exist_ok=True)
+    output.make_folder(out)
     file = out / ROWS
     for old in (file, out / LOG):
         old.unlink(missing_ok=True)
@@ -53,17 +56,9 @@ def run(columns: Sequence[Column], order: Order, out: Path, say: Say, command: S
 def report(out: Path, factories: Sequence[str], command: Sequence[str] = ()) -> dict[str, Any]:
     """Make the files of a run from its rows, also where it was killed. Returns the document."""
     found = results.document(results.read(out / ROWS), entries(factories), command)
-    write(found, out)
-    return found
-
-
-def write(found: dict[str, Any], out: Path) -> None:
-    """results.json and table.md, each in one step, and the plot."""
-    for name, text in (("results.json", json.dumps(found, indent=1) + "\n"), ("table.md", table.markdown(found))):
-        aside = out / f".{name}"
-        aside.write_text(text, encoding="utf-8")
-        aside.replace(out / name)
+    output.write(found, table.markdown(found), out)
     plot.draw(found, out)
+    return found
 
 
 def _measure(order: Order, file: Path, say: Say) -> str:

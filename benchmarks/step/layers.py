@@ -9,7 +9,7 @@ from benchmarks.ops import model as real
 from deepinfer.config import Attention, Engram, HyperConnections, Indexer, ModelConfig, Moe, Rope, Special, Yarn
 from deepinfer.config.constraints import problems_of
 from deepinfer.errors import UsageError
-from deepinfer.loading.inventory import inventory
+from deepinfer.loading.inventory import TABLE, inventory
 
 Kind = tuple[int, bool, bool, bool, bool]
 
@@ -113,10 +113,8 @@ def weight_bytes(config: ModelConfig, engram_rows: int, gemm: str = "exact") -> 
     """Bytes of the weights, with so many rows of each n-gram table at most. gemm: as `load_model` has it."""
     total = 0
     for name, spec in inventory(config).items():
-        size = spec.bytes
-        if ".engram.embed." in name:
-            size = size // spec.shape[0] * min(engram_rows, spec.shape[0])
-        elif gemm == "deep_gemm" and ".ffn.experts." in name:  # FP8 for FP4, and next to no scales
+        size = (spec.cut(engram_rows) if TABLE in name else spec).bytes
+        if gemm == "deep_gemm" and ".ffn.experts." in name:  # FP8 for FP4, and next to no scales
             size = 2 * size if name.endswith(".weight") else 0
         total += size
     return total

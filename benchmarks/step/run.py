@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -12,13 +11,14 @@ from typing import Any
 
 import torch
 
+from benchmarks import output
 from benchmarks.ops import facts, timing
 from benchmarks.ops.column import copy_speed
 from benchmarks.step import layers, measure, setting, table
 from benchmarks.step.library import Watched
 from deepinfer.cache.layout import BlockLayout, SlotLayout, blocks_of
 from deepinfer.config import ModelConfig
-from deepinfer.errors import DeepInferError, unwritable
+from deepinfer.errors import DeepInferError
 from deepinfer.model.deep_gemm import Gemm, products_of
 from deepinfer.model.per128 import WideProducts
 from deepinfer.model.products import Products
@@ -59,11 +59,8 @@ def run(config: ModelConfig, order: Order, out: Path | None, say: Say, command: 
     products = products_of(order.gemm, device)
     if isinstance(products, WideProducts):
         products = WideProducts(Watched(products.library))
-    try:
-        if out is not None:
-            out.mkdir(parents=True, exist_ok=True)
-    except OSError as problem:
-        raise unwritable(f"{out} cannot be made", problem) from problem
+    if out is not None:
+        output.make_folder(out)
     own = layers.cut(config, order.layers or layers_that_fit(config, order, free_bytes(device)))
     backend = "triton" if device.type == "cuda" else "reference"
     with dispatch.using(dispatch.Settings(backend, strict=True)), fitting_threads(config.hidden, device):
@@ -112,7 +109,7 @@ def _run(
         row = measure.step(made, batch, clock, speeds, order.samples)
         found["forwards"].append(row | {"of_experts": own.moe.experts})
         if out is not None:
-            write(found, out)
+            output.write(found, table.markdown(found), out)
     return found
 
 
@@ -152,14 +149,6 @@ def needed(config: ModelConfig, order: Order) -> int:
     rows = max(order.chunk, *order.rows)
     work = layers.work_bytes(config, rows, order.context + order.chunk)
     return layers.weight_bytes(config, order.engram_rows, order.gemm) + caches + work
-
-
-def write(found: Row, out: Path) -> None:
-    """results.json and table.md, each in one step."""
-    for name, text in (("results.json", json.dumps(found, indent=1) + "\n"), ("table.md", table.markdown(found))):
-        aside = out / f".{name}"
-        aside.write_text(text, encoding="utf-8")
-        aside.replace(out / name)
 
 
 def _told(config: ModelConfig, own: ModelConfig, order: Order) -> Row:

@@ -20,10 +20,21 @@ def test_packing_is_timed(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(told[name] > 0 for name in ("rows_ms", "anew_ms", "kept_ms"))
 
 
+def test_a_compiled_part_that_does_not_load_is_not_told_as_used(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("_rows_ms", "_batch_ms"):
+        monkeypatch.setattr(batch, name, lambda *_: 1.0)
+    for reason in ("", "it was built for another torch"):
+        monkeypatch.setattr("deepinfer.native.load", lambda reason=reason: (None, reason))
+        assert batch.main(["--sequences", "1", "--context", "1", "--steps", "1"]) == 0
+        assert json.loads(capsys.readouterr().out)["compiled"] == (reason == "")
+
+
 @pytest.mark.parametrize("option", ["--sequences", "--context", "--steps"])
 @pytest.mark.parametrize("value", ["0", "-1", "x", "2147483648"])
 def test_counts_of_packing_that_are_none(option: str, value: str) -> None:
-    with pytest.raises(UsageError, match=f"argument {option}: '{value}' is no number above 0"):
+    with pytest.raises(UsageError, match=f"argument {option}: '{value}' is no whole number from 1 to"):
         batch.main([option, value])
 
 

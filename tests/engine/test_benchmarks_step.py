@@ -301,9 +301,9 @@ def test_drawn_weights_are_those_of_the_inventory() -> None:
     ("options", "said"),
     [
         (["--gemm", "fp8"], "invalid choice: 'fp8'"),
-        (["--rows", "0"], "'0' is no number above 0"),
-        (["--rows", "1,x"], "'x' is no number above 0"),
-        (["--chunk", "-1"], "'-1' is no number above 0"),
+        (["--rows", "0"], "'0' is no whole number from 1"),
+        (["--rows", "1,x"], "'x' is no whole number from 1"),
+        (["--chunk", "-1"], "'-1' is no whole number from 1"),
         (["--context", "4000", "--chunk", "100"], "more than the 4096 tokens that the model takes"),
         (["--layers", "7"], "7 layers cannot be taken from a model of 12 with 8 kinds"),
         (["--layers", "13"], "ask for 8 to 12 layers"),

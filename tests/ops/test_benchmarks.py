@@ -252,6 +252,25 @@ def test_module_that_cannot_be_imported_is_told(tmp_path: Path, package: Path) -
     assert found["rows"] == [] and "No module named 'no_such_package'" in found["columns"][0]["problem"]
 
 
+def test_a_call_that_is_not_accepted_exits_5(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(
+        "benchmarks.ops.dry.check", lambda _: [("gather_tl/embedding@1", "ValueError: no"), ("b@1", "")]
+    )
+    assert main(["--dry-run", "gather"]) == 5
+    assert capsys.readouterr().out == "1 of 2 calls accepted\n"
+
+
+def test_a_dry_run_needs_no_triton() -> None:
+    hidden = "import sys; sys.modules['triton'] = None; from benchmarks.ops.__main__ import main; "
+    done = subprocess.run(
+        [sys.executable, "-c", hidden + "sys.exit(main(['--dry-run', 'swa_index']))"],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "2 of 2 calls accepted\n"), done.stderr
+
+
 def test_compiles_without_a_gpu() -> None:
     command = [sys.executable, "-m", "benchmarks.ops", "swa_index", "--compile", "--json"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -277,13 +296,15 @@ def test_whole_run_on_a_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     ("words", "error", "text"),
     [
         (["nothing"], UsageError, "no family and no kernel is called 'nothing'"),
-        (["--rows", "0"], UsageError, "'0' is no number above 0"),
+        (["--rows", "0"], UsageError, "'0' is no whole number from 1 to 2147483647"),
+        (["--rows", "2147483648"], UsageError, "'2147483648' is no whole number from 1 to 2147483647"),
         (["--seconds", "soon"], UsageError, "not a number of seconds"),
         (["--report", "/no/such"], UsageError, "/no/such has no rows.jsonl"),
         (["--device", "cpu", "--columns", "fast"], UsageError, "--columns has no 'fast'"),
         (["--device", "cpu", "--triton", "/no/such"], UsageError, "/no/such is no folder"),
         (["--device", "cpu", "--triton", "/proc"], UsageError, "there is no Triton in /proc"),
         (["--device", "cpu", "--upstream", "/no/such"], UsageError, "/no/such is no folder"),
+        (["--device", "cpu", "--out", "/dev/null/out"], UsageError, "/dev/null/out cannot be made"),
     ],
 )
 def test_refused(words: list[str], error: type[Exception], text: str) -> None:
