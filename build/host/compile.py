@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from build import cache
+from build.host_memory import host_memory
 from build.inspection import Inspection
 from build.plan import Cell
 from build.wheels.cell import Stop, Stopped, lock_name, scratch_folders
@@ -133,9 +134,8 @@ class HostShop:
 
 
 def host_capacity(cells: int, jobs: int | None) -> Capacity:
-    """What this machine allows: its processors that we may use, and its memory."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    return Capacity.share(cells, jobs or len(os.sched_getaffinity(0)), memory * USABLE_MEMORY)
+    """What this machine, or the container that this is, allows: processors that we may use, and memory."""
+    return Capacity.share(cells, jobs or len(os.sched_getaffinity(0)), host_memory() / 2**30 * USABLE_MEMORY)
 
 
 def compile_on_host(

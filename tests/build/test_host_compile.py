@@ -20,6 +20,7 @@ from build.errors import EnvironmentCannot
 from build.host.compile import host_capacity
 from build.matrix.model import Source
 from build.plan import Cell
+from build.wheels.schedule import USABLE_MEMORY
 from tests.host_bench import QUICK, SETUP, cell_of, compile_cells, source
 
 SLOW = """
@@ -184,3 +185,8 @@ def test_processors_that_we_may_not_use_are_not_counted() -> None:
     capacity = host_capacity(8, None)
     assert capacity.workers * capacity.jobs <= max(allowed, 1) and capacity.memory_gib > 0
     assert host_capacity(1, 6).jobs == 6
+
+
+def test_memory_that_a_container_is_not_allowed_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("build.host.compile.host_memory", lambda: 2**32)
+    assert host_capacity(2, None).memory_gib == 4 * USABLE_MEMORY
