@@ -54,13 +54,13 @@ def new_folder(folder: Path, *, last: str) -> Iterator[Path]:
         aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder if there else folder.parent))
         try:
             yield aside
-            readable = ~_umask()  # safetensors and mkdtemp keep what they make to the user
+            usual = _usual_mode(aside)  # safetensors and mkdtemp keep what they make to the user
             for file in aside.iterdir():
-                file.chmod(0o666 & readable)
+                file.chmod(usual & 0o666)
             if there:
                 _move_into(folder, aside, last)
             else:
-                aside.chmod(0o777 & readable)
+                aside.chmod(usual)
                 aside.rename(folder)
         finally:
             shutil.rmtree(aside, ignore_errors=True)
@@ -78,9 +78,10 @@ def new_folder(folder: Path, *, last: str) -> Iterator[Path]:
 
 
 def _check_empty(folder: Path) -> None:
-    held = sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else None
-    if held is None:
-        raise UsageError(f"{folder} is there already and is no folder", next_step="name another folder")
+    try:
+        held = sorted(entry.name for entry in folder.iterdir())
+    except NotADirectoryError:
+        raise UsageError(f"{folder} is there already and is no folder", next_step="name another folder") from None
     if held:
         raise UsageError(
             f"{folder} is there already and is not empty: it has {', '.join(held[:3])}{', …' if held[3:] else ''}",
@@ -118,10 +119,13 @@ def system_errors(path: Path) -> Iterator[None]:
         raise OSError(int(found[1]), os.strerror(int(found[1])), str(path)) from problem
 
 
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+def _usual_mode(folder: Path) -> int:
+    """What a new folder may be used for by whom. To ask for the umask is to set it, for every thread of the process."""
+    made = folder / ".mode"
+    made.mkdir()
+    mode = made.stat().st_mode & 0o777
+    made.rmdir()
+    return mode
 
 
 def write_shards(folder: Path, tensors: Iterable[tuple[str, torch.Tensor]], *, shards: int) -> None:

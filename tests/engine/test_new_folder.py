@@ -94,6 +94,51 @@ def test_of_two_at_once_the_second_is_told_and_takes_nothing_away(tmp_path: Path
     assert names(tmp_path) == ["folder"]
 
 
+@pytest.mark.parametrize("there", [True, False])
+def test_files_that_another_thread_makes_meanwhile_are_not_everybodys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool
+) -> None:
+    """The umask is the whole process's: who sets it to know it sets it for every thread."""
+    plain, folder, other = os.umask, tmp_path / "folder", tmp_path / "of another thread"
+    if there:
+        folder.mkdir()
+
+    def umask(mask: int) -> int:
+        before = plain(mask)
+        other.touch()
+        return before
+
+    before = plain(0o027)
+    monkeypatch.setattr(os, "umask", umask)
+    try:
+        with new_folder(folder, last="index") as aside:
+            fill(aside)
+        other.touch()
+    finally:
+        plain(before)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (other, *folder.iterdir())}
+    assert modes == {"of another thread": 0o640, "a": 0o640, "index": 0o640, "z": 0o640}
+    assert there or folder.stat().st_mode & 0o777 == 0o750
+
+
+def test_an_empty_folder_that_goes_away_meanwhile_is_not_called_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, plain = tmp_path / "folder", Path.exists
+    folder.mkdir()
+
+    def exists(path: Path) -> bool:
+        found = plain(path)
+        if path == folder and found:
+            folder.rmdir()
+        return found
+
+    monkeypatch.setattr(Path, "exists", exists)
+    refused = pytest.raises(UsageError, match="cannot be written: No such file")
+    with refused, new_folder(folder, last="index"):
+        pass
+
+
 def test_termination_leaves_nothing_of_the_tiny_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
