@@ -59,6 +59,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _run(options: argparse.Namespace) -> int:
+    from deepinfer.config import read_config
     from deepinfer.engine.placement import device_of
     from deepinfer.exactness import compare, open_subject, report
 
@@ -66,13 +67,14 @@ def _run(options: argparse.Namespace) -> int:
         device = str(device_of(options.device))
     except OptionError as problem:
         raise UsageError(problem.pieces, next_step="name a device that is there, or leave it out") from problem
-    subject = open_subject(options.model, device=device, load_format=options.load_format, gemm=options.gemm)
-    tokens = _prompt(options, subject.config.vocab_size, subject.model.max_positions)
+    config = read_config(options.model)
+    tokens = _prompt(options, config.vocab_size, config.max_positions)
     if options.decoded >= len(tokens):
         raise UsageError(
             f"--decoded {options.decoded} leaves none of the {len(tokens)} tokens to prefill",
             next_step=f"give at most {len(tokens) - 1}",
         )
+    subject = open_subject(options.model, device=device, load_format=options.load_format, gemm=options.gemm)
     found = compare(subject, tokens, chunk=options.chunk, decoded=options.decoded)
     facts: dict[str, Any] = report.facts(found, subject, device)
     print(json.dumps(facts, indent=2) if options.json else report.table(facts))

@@ -82,7 +82,11 @@ def test_a_fault_is_told_and_exits_5(
         (["--file", "/nowhere/prompt"], 2, "/nowhere/prompt cannot be read"),
     ],
 )
-def test_refused(folder: Path, capsys: pytest.CaptureFixture[str], options: list[str], code: int, text: str) -> None:
+def test_refused_before_the_model_is_opened(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, options: list[str], code: int,
+    text: str,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(exactness, "open_subject", lambda *_, **__: pytest.fail("the model was opened"))
     assert main(["--model", str(folder), "--device", "cpu", *options]) == code
     assert text in capsys.readouterr().err
 
