@@ -200,8 +200,8 @@ def _build(engine: Engine, plan: TargetPlan, base: Base, inspection: Inspection,
 
 def _forget(engine: Engine, image_id: str) -> None:
     """Remove an image that lost its last name to a new one; kept where it has another, or a container uses it."""
-    if not engine.image_config(image_id)["RepoTags"]:
-        with contextlib.suppress(APIError):
+    with contextlib.suppress(APIError):  # somebody else may have removed it meanwhile
+        if not engine.image_config(image_id)["RepoTags"]:
             engine.client.images.remove(image_id)
 
 

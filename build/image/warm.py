@@ -31,6 +31,8 @@ WARM = PREFIX / "warm" / "triton"
 FOLDER = PurePosixPath("/tmp/deepinfer-warm")
 """Triton's cache in the container: a fresh one, whatever the base may have in its own. No key depends on it."""
 TIMEOUT = 3600.0
+GOODBYE = 20.0
+"""Seconds that the end of its log may come after that of the program."""
 LEFT_OUT = (".source", ".ttir", ".ttgir", ".llir")
 """What Triton keeps of a kernel beside what a launch reads: most of the bytes."""
 
@@ -111,9 +113,11 @@ def _compile(engine: Engine, image: str, name: str, before: bytes, tree: Path) -
             container.put_tar("/", before)
         container.start()
         log.unlink(missing_ok=True)
-        threading.Thread(target=container.follow, args=(log,), daemon=True).start()
+        follower = threading.Thread(target=container.follow, args=(log,), daemon=True)
+        follower.start()
         with heartbeat(f"{name}: kernels of the warm caches", log=log):
             status = container.wait(TIMEOUT)
+            follower.join(GOODBYE)
         out, err = container.output()
         report = read_report(name, status, out, err, log)
         entries = _files(before, WARM) | _fetch(container.get_tar)

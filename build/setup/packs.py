@@ -97,6 +97,13 @@ def unpacked(wheels: Mapping[str, Path]) -> Path:
     target = cache.folder("packs") / hashlib.sha256(content.encode()).hexdigest()[:16]
     if target.is_dir():
         return target
+    with cache.locked(f"packs-{target.name}", waiting_for="unpacking of these packs"):
+        if not target.is_dir():
+            _unpack(wheels, target)
+    return target
+
+
+def _unpack(wheels: Mapping[str, Path], target: Path) -> None:
     scratch = Path(tempfile.mkdtemp(prefix=".part-", dir=target.parent))
     try:
         for wheel in wheels.values():
@@ -105,15 +112,13 @@ def unpacked(wheels: Mapping[str, Path]) -> Path:
         scratch.chmod(0o755)
         scratch.rename(target)
     except (OSError, zipfile.BadZipFile) as problem:
-        if not target.is_dir():  # else another start was quicker, with the same content
-            raise EnvironmentCannot(
-                f"the wheels of the packs cannot be unpacked into {target.parent}: {problem}",
-                cause="the disk is full, or a file is damaged",
-                next_step="free some space, or set DEEPINFER_BUILD_CACHE to another folder",
-            ) from problem
+        raise EnvironmentCannot(
+            f"the wheels of the packs cannot be unpacked into {target.parent}: {problem}",
+            cause="the disk is full, or a file is damaged",
+            next_step="free some space, or set DEEPINFER_BUILD_CACHE to another folder",
+        ) from problem
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    return target
 
 
 def sha256(path: Path) -> str:

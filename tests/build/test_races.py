@@ -7,8 +7,9 @@ import io
 import subprocess
 import tarfile
 import threading
+import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,10 +18,11 @@ import pytest
 
 from build import cache
 from build.clean import folders, verb
-from build.errors import EnvironmentCannot
+from build.errors import EnvironmentCannot, GateFailed
 from build.host import compile as host_compile
+from build.image import warm
 from build.publish import archive
-from build.setup import docker_engine, dockerd
+from build.setup import docker_engine, dockerd, packs
 from build.wheels import cell as cells
 from build.wheels import wheelhouse
 
@@ -255,3 +257,36 @@ def test_a_compile_that_ends_while_it_is_killed_is_no_error(tmp_path: Path) -> N
         pass
     process.raw = SimpleNamespace(pid=ended.pid, poll=lambda: None)  # type: ignore[assignment]
     process.kill()
+
+
+def test_packs_that_are_being_unpacked_are_no_leftovers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wheel = tmp_path / "alpha-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as made:
+        made.writestr("alpha.py", "")
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nonexistent/docker.sock")
+    plain = zipfile.ZipFile.extractall
+
+    def extract_beside_clean(self: zipfile.ZipFile, path: Path) -> None:
+        plain(self, path)
+        verb.clean_leftovers()
+
+    monkeypatch.setattr(zipfile.ZipFile, "extractall", extract_beside_clean)
+    assert (packs.unpacked({"alpha": wheel}) / "alpha.py").is_file()
+
+
+def test_the_log_of_warm_caches_that_fail_is_there_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine tells the end of a program before the end of what it printed."""
+    ended = threading.Event()
+
+    def follow(log: Path) -> None:
+        ended.wait(60)
+        threading.Event().wait(0.2)
+        log.write_text("the last words")
+
+    container = SimpleNamespace(
+        start=lambda: None, follow=follow, output=lambda: ("", "bad"), wait=lambda limit: ended.set() or 3
+    )
+    engine: Any = SimpleNamespace(container=lambda *_, **__: nullcontext(container))
+    with pytest.raises(GateFailed, match="ended with status 3") as told:
+        warm._compile(engine, "image", "cpu", b"", Path("unused"))
+    assert told.value.log is not None and told.value.log.read_text() == "the last words"
