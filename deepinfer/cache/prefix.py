@@ -20,12 +20,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from deepinfer import native
+from deepinfer.config.constraints import BLOCK_TOKENS
 
 if TYPE_CHECKING:
     from deepinfer._python.engine import BlockManager
 
-BLOCK_TOKENS = 128
-"""Tokens of a block; a prefix is reused in multiples of it."""
 Truncation = Literal["off", "mask", "compact"]
 _CONTRACT = "deepinfer-prefix-1"
 

@@ -15,7 +15,7 @@ class Vocabulary(Protocol):
         """Tokens that are no text."""
 
     def bytes_of(self, token: int) -> bytes:
-        """What a token stands for."""
+        """What a token stands for; b'' for an id that is none."""
 
 
 class StopString:

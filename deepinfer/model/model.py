@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal
 
 import torch
 
 from deepinfer.cache.pool import Caches
+from deepinfer.cache.prefix import Truncation as Truncation
 from deepinfer.config import ModelConfig
 from deepinfer.config.engram_hash import hashes
 from deepinfer.errors import ConfigError, OptionError, shown
@@ -30,7 +30,6 @@ from deepinfer.ops.hyper import STREAMS
 from deepinfer.ops.linear import bf16_linear
 from deepinfer.ops.norm import norm
 
-Truncation = Literal["off", "mask", "compact"]
 KEEP_TOKENS = 140
 HEAD, INDEX_HEAD, ROTATED = 512, 128, 64
 """Sizes that the kernels are written for."""

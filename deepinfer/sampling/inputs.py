@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from deepinfer import native
+from deepinfer.cache.prefix import Truncation
 from deepinfer.model.transfer import to_device
 from deepinfer.ops.fused_sample import LogitsTransformInputs, SamplingKernelInputs
 from deepinfer.sampling.params import SamplingParams
@@ -106,7 +107,7 @@ def values_of(params: SamplingParams, *, completion: int = 0, eos_id: int = -1) 
 def prepare_sampler_inputs(
     metas: Sequence[SequenceMetadata],
     max_mtp_tokens: int,
-    yoco_mode: Literal["off", "mask", "compact"] = "off",
+    yoco_mode: Truncation = "off",
     keep: int = 0,
     *,
     device: torch.device | str,

@@ -12,11 +12,12 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from deepinfer import envs
+from deepinfer.engine.detokenize import Vocabulary
 from deepinfer.environment.requirements import XGRAMMAR
 from deepinfer.errors import DeepInferError
 from deepinfer.sampling.masks import words_of
@@ -37,17 +38,6 @@ _CONTROLS = frozenset(range(32)) - {ord("\n")}
 """Bytes that are in no JSON text, but for tabs and carriage returns between elements, which are not needed there."""
 _PLACE = re.compile(r"^\[\d\d:\d\d:\d\d\] \S+:\d+: ")
 _log = logging.getLogger("deepinfer.structured_output")
-
-
-class Vocabulary(Protocol):
-    """What is asked of a tokenizer (deepinfer.tokenizer.Tokenizer)."""
-
-    @property
-    def special_ids(self) -> frozenset[int]:
-        """Tokens that are no text."""
-
-    def bytes_of(self, token: int) -> bytes:
-        """What a token stands for; b'' for an id that is none."""
 
 
 class Matcher:
