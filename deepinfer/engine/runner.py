@@ -53,7 +53,8 @@ class Runner:
         self._caches.copy_slots([source for source, _ in listed], [target for _, target in listed])
 
     def run(self, step: Step) -> list[Drawn]:
-        """Compute a step's rows and draw what follows. The host waits for the device once, at the end.
+        """Compute a step's rows and draw what follows. The host waits for the device once, at the end; before that
+        only for log-probabilities of prompts.
 
         Returns one for every chunk, in the order of `step.chunks`.
         """

@@ -45,7 +45,8 @@ class SampleRow:
 
 @dataclass(frozen=True)
 class Sampled:
-    """A row's token. failed: the row's logits have a NaN or an infinity, or no token is allowed; token_id is -1 then.
+    """A row's token. failed: the row's logits have a NaN, +inf or nothing finite, or no token is allowed; token_id is
+    -1 then.
 
     logprob: None where the row asked for none.
     """
@@ -136,7 +137,7 @@ class Sampler:
             processed: tell what is left after this temperature, top_p and top_k; None: raw.
 
         Returns:
-            n of them; None for a row whose logits have a NaN or an infinity, for which the request fails.
+            n of them; None for a row whose logits have a NaN, +inf or nothing finite, for which the request fails.
 
         Raises:
             TypeError, ValueError: logits are not as said, tokens are not as many or beyond the vocabulary.
