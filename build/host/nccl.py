@@ -51,7 +51,8 @@ def replace_nccl(loaded: Path, new: Path, version: str) -> Replacement:
     """Put `new` (a libnccl.so.2) in the place of the file that torch loads. Repeating it changes nothing.
 
     The record is written before the file changes, and the old file is kept by a hard link (a copy where links do
-    not work) before the rename, so that an interruption at any point can be undone by `restore_nccl`.
+    not work) before the rename, so that an interruption at any point can be undone by `restore_nccl`. What is kept is
+    the last file that was not ours.
 
     Raises:
         EnvironmentCannot: the folder cannot be written.
@@ -63,11 +64,15 @@ def replace_nccl(loaded: Path, new: Path, version: str) -> Replacement:
         return entry
     with cache.locked("host-nccl"):
         try:
-            if not kept.exists():
+            known = _records()
+            ours = _ours(known, entry.target)
+            if not kept.exists() or (ours and sha256_of(target) not in ours):  # pip may have brought another torch since
                 _keep(target, kept)
-            _save([known for known in _records() if known.target != entry.target] + [entry])
+            # Until the file is the new one, the one that it replaces is known as ours too.
+            _save([*known, entry])
             with cache.atomic_path(target) as part:
                 shutil.copyfile(new, part)
+            _save([other for other in known if other.target != entry.target] + [entry])
         except OSError as problem:
             raise EnvironmentCannot(
                 f"NCCL cannot be replaced at {target}: {problem.strerror or problem}",
@@ -78,7 +83,13 @@ def replace_nccl(loaded: Path, new: Path, version: str) -> Replacement:
     return entry
 
 
+def _ours(records: list[Replacement], target: str) -> set[str]:
+    """The hashes of the files that were put in this place."""
+    return {entry.sha256 for entry in records if entry.target == target}
+
+
 def _keep(target: Path, kept: Path) -> None:
+    kept.unlink(missing_ok=True)
     try:
         os.link(target, kept)
     except OSError:
@@ -93,11 +104,12 @@ def restore_nccl() -> list[str]:
     """
     done: list[str] = []
     with cache.locked("host-nccl"):
-        for entry in _records():
-            target, kept = Path(entry.target), Path(entry.kept)
+        records = _records()
+        for place, aside in dict.fromkeys((entry.target, entry.kept) for entry in records):
+            target, kept = Path(place), Path(aside)
             if not kept.exists():
                 done.append(f"nothing kept for {target}")
-            elif target.exists() and sha256_of(target) != entry.sha256:
+            elif target.exists() and sha256_of(target) not in _ours(records, place):
                 kept.unlink()
                 done.append(f"left {target} as it is: it was replaced by something else since")
             else:

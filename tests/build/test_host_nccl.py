@@ -47,6 +47,35 @@ def test_replacing_twice_keeps_the_original(site: Path) -> None:
     assert loaded.read_bytes() == b"old library"
 
 
+def test_of_a_torch_that_was_reinstalled_the_library_is_kept_that_it_brought(site: Path) -> None:
+    loaded, new = site / "libnccl.so.2", site.parent / "new.so"
+    replace_nccl(loaded, new, "2.32.3")
+    loaded.unlink()
+    loaded.write_bytes(b"a later release that pip installed")
+    replace_nccl(loaded, new, "2.32.3")
+    assert restore_nccl() == [f"put the old {loaded} back"]
+    assert loaded.read_bytes() == b"a later release that pip installed"
+    assert [path.name for path in site.iterdir()] == ["libnccl.so.2"]
+
+
+def test_an_upgrade_that_was_interrupted_keeps_the_original(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded, new = site / "libnccl.so.2", site.parent / "new.so"
+    replace_nccl(loaded, new, "2.32.3")
+    new.write_bytes(b"newer library")
+    with monkeypatch.context() as broken, pytest.raises(EnvironmentCannot):
+        broken.setattr("build.host.nccl.shutil.copyfile", interrupted)
+        replace_nccl(loaded, new, "2.33.0")
+    assert loaded.read_bytes() == b"new library"
+    replace_nccl(loaded, new, "2.33.0")
+    assert loaded.read_bytes() == b"newer library"
+    restore_nccl()
+    assert loaded.read_bytes() == b"old library"
+
+
+def interrupted(*_: object) -> None:
+    raise OSError("the copy did not end")
+
+
 def test_a_link_is_followed_and_stays_a_link(site: Path) -> None:
     real = site / "libnccl.so.2.28"
     (site / "libnccl.so.2").rename(real)
