@@ -66,7 +66,7 @@ def replace_nccl(loaded: Path, new: Path, version: str) -> Replacement:
         try:
             known = _records()
             ours = _ours(known, entry.target)
-            if not kept.exists() or (ours and sha256_of(target) not in ours):  # pip may have brought another torch since
+            if not kept.exists() or (ours and sha256_of(target) not in ours):  # another torch came since
                 _keep(target, kept)
             # Until the file is the new one, the one that it replaces is known as ours too.
             _save([*known, entry])
