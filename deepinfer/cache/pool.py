@@ -10,6 +10,7 @@ import torch
 from deepinfer.cache.layout import BACKTRACKING, BlockLayout, Section, SlotLayout
 from deepinfer.config import ModelConfig
 from deepinfer.errors import DeepInferError
+from deepinfer.host_memory import host_memory
 from deepinfer.ops.state_cache import select_state_slice
 
 _MIB = 2**20
@@ -74,17 +75,21 @@ class Caches:
                 raise ValueError(f"{name} must be 2 (one is for padding) to 2147483647, not {count}")
         block_layout, slot_layout = BlockLayout.of(config), SlotLayout.of(config, backtracking)
         sizes = ((blocks, block_layout.block_bytes), (slots, slot_layout.slot_bytes))
+        wanted = sum(count * size for count, size in sizes)
+        no_room = DeepInferError(
+            f"the caches do not fit {device}: {blocks} blocks and {slots} state slots take {wanted / _MIB:.0f} MiB",
+            cause="the weights, or another program, hold the memory, or a container may have no more",
+            next_step="allow fewer blocks or sequences, or a smaller part of the memory",
+        )
+        # Linux may give memory that is not there, and end the process when it is used.
+        if torch.device(device).type == "cpu" and wanted > host_memory():
+            raise no_room
         try:
             buffers = [torch.zeros(size, dtype=torch.uint8, device=device) for size in sizes]
         except RuntimeError as problem:
             if not isinstance(problem, torch.OutOfMemoryError) and _NO_HOST_MEMORY not in str(problem):
                 raise
-            wanted = sum(count * size for count, size in sizes) / _MIB
-            raise DeepInferError(
-                f"the caches do not fit {device}: {blocks} blocks and {slots} state slots take {wanted:.0f} MiB",
-                cause="the weights, or another program, hold the memory",
-                next_step="allow fewer blocks or sequences, or a smaller part of the memory",
-            ) from problem
+            raise no_room from problem
         return cls(config, block_layout, slot_layout, buffers[0], buffers[1])
 
     @property

@@ -168,6 +168,18 @@ def test_entries_in_fp8() -> None:
     split_kv_cache(caches.main(2), V41_FORMAT)
 
 
+def test_caches_that_the_host_may_not_hold_are_refused_before_linux_ends_the_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = Caches.allocate(TINY, "cpu", blocks=5, slots=4)
+    needed = made.blocks_buffer.nbytes + made.slots_buffer.nbytes
+    monkeypatch.setattr("deepinfer.cache.pool.host_memory", lambda: needed)
+    Caches.allocate(TINY, "cpu", blocks=5, slots=4)
+    monkeypatch.setattr("deepinfer.cache.pool.host_memory", lambda: needed - 1)
+    with pytest.raises(DeepInferError, match="the caches do not fit cpu: 5 blocks and 4 state slots take"):
+        Caches.allocate(TINY, "cpu", blocks=5, slots=4)
+
+
 def test_an_error_of_the_device_is_not_taken_for_a_lack_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
