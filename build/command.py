@@ -142,7 +142,7 @@ def _container_went(problem: APIError) -> bool:
 
 def show_traceback() -> None:
     """With DEEPINFER_DEBUG=1, show where the failure that is being handled came from."""
-    if os.environ.get("DEEPINFER_DEBUG", "0") not in ("", "0"):
+    if os.environ.get("DEEPINFER_DEBUG", "").lower() not in ("", "0", "false", "no", "off"):
         import traceback
 
         traceback.print_exc()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import shutil
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from docker.tls import TLSConfig
 
 from build.call import call
 from build.errors import EnvironmentCannot
-from build.setup.endpoint import Endpoint
+from build.setup.endpoint import Endpoint, config_folder
 from build.ssh_engine import local_address
 
 CONNECT_SECONDS = 20
@@ -61,7 +60,7 @@ def client_of(named: Endpoint) -> docker.DockerClient:
 
 
 def _misread(problem: Exception) -> EnvironmentCannot:
-    place = Path(os.environ.get("DOCKER_CONFIG") or Path("~/.docker").expanduser()) / "config.json"
+    place = config_folder() / "config.json"
     return EnvironmentCannot(
         f"{place} is not as Docker writes it",
         cause=str(problem)[:200],

@@ -15,7 +15,8 @@ from packaging.utils import canonicalize_name
 from build.arguments import Parser
 from build.cache import REPOSITORY, atomic_write
 from build.call import CallFailed, call
-from build.errors import BuildError, EnvironmentCannot, MatrixError
+from build.command import TROUBLE, told_of
+from build.errors import EnvironmentCannot, MatrixError
 from build.locks import PLATFORMS
 
 _DIRECTIVE = re.compile(r"# (index|alone|needs): (\S+)")
@@ -107,7 +108,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         given = parser.parse_args(argv)
         print(relock(given.source, given.python.split(",")))
-    except BuildError as problem:
-        print(problem, file=sys.stderr)
-        return problem.exit_code
+    except TROUBLE as problem:
+        return told_of(problem).exit_code
     return 0

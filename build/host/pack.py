@@ -21,7 +21,7 @@ from pathlib import Path
 from build import cache, triton_versions
 from build.arguments import Parser
 from build.call import call
-from build.command import TROUBLE, as_build_error
+from build.command import TROUBLE, told_of
 from build.errors import EnvironmentCannot, UsageError
 from build.host.nccl import sha256_of
 from build.host.offline import OfflineFolder
@@ -119,14 +119,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         unknown = [name for name in args.names if name not in PACKS]
         if unknown:
             parser.error(f"unknown packs: {', '.join(unknown)}; there are {', '.join(PACKS)}")
-        folder = args.folder.expanduser().absolute()
+        try:
+            folder = args.folder.expanduser().absolute()
+        except RuntimeError as problem:  # ~ of a user who does not exist
+            parser.error(f"{str(args.folder)!r} cannot be the name of a folder: {problem}")
         folder.mkdir(parents=True, exist_ok=True)
         for name in args.names or PACKS:
             PACKS[name](folder, args.python)
     except TROUBLE as problem:
-        told = as_build_error(problem)
-        print(told, file=sys.stderr)
-        return told.exit_code
+        return told_of(problem).exit_code
     return 0
 
 

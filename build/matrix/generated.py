@@ -7,7 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from build.cache import REPOSITORY, atomic_write
-from build.errors import BuildError, MatrixError
+from build.command import TROUBLE, told_of
+from build.errors import MatrixError
 
 
 def generate(file: Path, text: str, module: str, *, check: bool) -> None:
@@ -29,7 +30,6 @@ def run_generator(file: Path, make: Callable[[], str], module: str, arguments: l
         return 1
     try:
         generate(file, make(), module, check=bool(arguments))
-    except BuildError as problem:
-        print(problem, file=sys.stderr)
-        return problem.exit_code
+    except TROUBLE as problem:
+        return told_of(problem).exit_code
     return 0

@@ -45,7 +45,7 @@ def endpoint() -> Endpoint:
     host = os.environ.get("DOCKER_HOST", "")
     if host:
         return Endpoint(host, f"DOCKER_HOST={host}")
-    folder = Path(os.environ.get("DOCKER_CONFIG") or Path("~/.docker").expanduser())
+    folder = config_folder()
     name = os.environ.get("DOCKER_CONTEXT") or _chosen(folder)
     if name in ("", "default"):
         return Endpoint()
@@ -63,6 +63,15 @@ def endpoint() -> Endpoint:
     return Endpoint(
         host, f"context {name}", certificates if certificates.is_dir() else None, bool(told.get("SkipTLSVerify"))
     )
+
+
+def config_folder() -> Path:
+    """Where Docker's command keeps what the user configured; below the root for a user without a home."""
+    given = os.environ.get("DOCKER_CONFIG")
+    try:
+        return Path(given) if given else Path.home() / ".docker"
+    except RuntimeError:
+        return Path("/.docker")
 
 
 def _chosen(folder: Path) -> str:

@@ -18,7 +18,8 @@ from pathlib import Path
 
 from build import cache
 from build.call import CallFailed, call
-from build.errors import MatrixError
+from build.command import TROUBLE, told_of
+from build.errors import EnvironmentCannot, MatrixError
 from build.locks import PLATFORMS
 from build.setup.lockfile import LOCKS, PYTHONS, Pin, normalised, read_pins
 
@@ -101,16 +102,20 @@ def _resolved(name: str, constraints: Iterable[Pin]) -> dict[str, Pin]:
 
 def main() -> int:
     """Resolve both .in files anew and write the three locks."""
-    pythons = ", ".join(f"CPython {python}" for python in PYTHONS)
     try:
         build = _resolved("build", [])
         test = _resolved("test", build.values())
+        _write(build, test)
     except CallFailed as failed:
         print(f"error: pip cannot resolve: {failed.tail}", file=sys.stderr)
-        return 4
-    except MatrixError as problem:
-        print(problem, file=sys.stderr)
-        return problem.exit_code
+        return EnvironmentCannot.exit_code
+    except TROUBLE as problem:
+        return told_of(problem).exit_code
+    return 0
+
+
+def _write(build: Mapping[str, Pin], test: Mapping[str, Pin]) -> None:
+    pythons = ", ".join(f"CPython {python}" for python in PYTHONS)
     cuda = {name: pin for name, pin in test.items() if _CUDA.match(name)}
     common = [pin for name, pin in test.items() if name not in cuda]
     for name, title, pins in (
@@ -121,7 +126,6 @@ def main() -> int:
         target = LOCKS / f"{name}.lock"
         cache.atomic_write(target, render(f"{title}; {pythons} on Linux x86-64.", pins))
         print(f"{target.name}: {len(read_pins(target))} packages", file=sys.stderr)
-    return 0
 
 
 if __name__ == "__main__":

@@ -89,7 +89,7 @@ def parse(argv: Sequence[str]) -> Request:
     """Read `./run`'s own options up to the verb; what follows is the verb's.
 
     Raises:
-        UsageError: an unknown option before the verb, or `--` without a command.
+        UsageError: an unknown option before the verb, `--` without a command, or no folder after `--offline`.
     """
     words = list(argv)
     may_install, offline = True, None
@@ -111,8 +111,14 @@ def parse(argv: Sequence[str]) -> Request:
     if verb == "--" and not words:
         raise UsageError("`./run --` needs a command after it", next_step="for example: ./run -- python --version")
     found = offline or ("" if verb in ("", "--") else _option(words, "--offline"))
-    folder = Path(found).expanduser().absolute() if found else None
-    return Request(verb, tuple(words), may_install, folder, offline_first=offline is not None)
+    return Request(verb, tuple(words), may_install, _folder(found), offline_first=offline is not None)
+
+
+def _folder(text: str) -> Path | None:
+    try:
+        return Path(text).expanduser().absolute() if text else None
+    except RuntimeError as problem:  # ~ of a user who does not exist
+        raise UsageError(f"--offline {text!r} cannot be the name of a folder: {problem}") from problem
 
 
 def asks_json(words: Sequence[str]) -> bool:

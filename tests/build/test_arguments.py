@@ -37,6 +37,11 @@ def test_options_of_a_sub_command_are_near_as_well(capsys: pytest.CaptureFixture
     assert "has no option '--pyhton'; did you mean '--python'?" in capsys.readouterr().err
 
 
+def test_a_list_that_is_not_there_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert relock.main(["relock", "/nonexistent/x.in", "--python", "3.13"]) == 4
+    assert "error: No such file or directory (/nonexistent/x.in)" in capsys.readouterr().err
+
+
 def test_the_gpu_stage_alone_says_it_too() -> None:
     argv = [sys.executable, "-m", "build.gpu"]
     for words, said in ((["--gpsu", "2"], "did you mean '--gpus'?"), (["--gpus", "0"], "--gpus needs at least 1")):

@@ -121,7 +121,7 @@ def test_a_mistake_of_the_program_itself_is_not_disguised() -> None:
         raise ZeroDivisionError
 
 
-@pytest.mark.parametrize(("value", "shown"), [("", False), ("0", False), ("1", True), ("yes", True)])
+@pytest.mark.parametrize(("value", "shown"), [("", False), ("0", False), ("Off", False), ("1", True), ("yes", True)])
 def test_traceback_on_demand(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], value: str, shown: bool
 ) -> None:

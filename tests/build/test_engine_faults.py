@@ -14,7 +14,7 @@ from build.clean.images import clean_images
 from build.containers import CACHE_LABEL, LABEL, Engine
 from build.errors import EnvironmentCannot
 from build.setup import engine_answer
-from build.setup.endpoint import endpoint
+from build.setup.endpoint import config_folder, endpoint
 
 
 @pytest.fixture(autouse=True)
@@ -54,6 +54,19 @@ def test_a_configuration_of_dockers_that_it_did_not_write(
     assert endpoint().host == silent
     monkeypatch.delenv("DOCKER_HOST")
     assert endpoint().host == "", "as Docker's command takes it"
+
+
+def test_a_user_without_a_home_has_no_configuration_of_dockers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `docker run --user 12345` and clusters have it."""
+
+    def unknown(number: int) -> None:
+        raise KeyError(f"uid not found: {number}")
+
+    for name in ("HOME", "DOCKER_HOST", "DOCKER_CONFIG", "DOCKER_CONTEXT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    assert endpoint().host == "" and not engine_answer.elsewhere()
+    assert config_folder() == Path("/.docker")
 
 
 def test_a_scheme_that_no_engine_is_reached_by(monkeypatch: pytest.MonkeyPatch) -> None:

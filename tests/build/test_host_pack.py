@@ -97,6 +97,11 @@ def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path, capsys: pytest.Cap
     assert f"({tmp_path}/file/packs)" in capsys.readouterr().err
 
 
+def test_the_home_of_nobody_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert pack.main(["~nobody-at-all/packs", "triton"]) == 1
+    assert "~nobody-at-all" in capsys.readouterr().err
+
+
 def test_headers_that_are_there_are_not_fetched_again(tmp_path: Path) -> None:
     (tmp_path / "packs" / "elfutils").mkdir(parents=True)
     assert pack.main([str(tmp_path / "packs"), "elfutils"]) == 0

@@ -77,7 +77,10 @@ def test_offline_is_also_read_after_the_verb_but_not_in_a_command() -> None:
     assert parse(["test", "--", "--offline", "/packs"]).offline is None
 
 
-@pytest.mark.parametrize("line", ["--setup build", "--", "-x", "--offline"])
+@pytest.mark.parametrize(
+    "line",
+    ["--setup build", "--", "-x", "--offline", "--offline ~nobody-at-all/x plan", "build --offline=~nobody-at-all/x"],
+)
 def test_nonsense_is_a_usage_error(line: str) -> None:
     with pytest.raises(UsageError) as told:
         parse(line.split())
