@@ -15,10 +15,12 @@ from typing import Literal
 from packaging.requirements import Requirement
 
 from build import cache
+from build.bases.disk import engine_folder
 from build.call import CallFailed, call
+from build.command import TROUBLE, as_build_error
 from build.containers import Engine
 from build.docker_client import build_command
-from build.errors import BuildError, EnvironmentCannot
+from build.errors import EnvironmentCannot
 from build.host_memory import host_memory
 from build.setup import docker_engine, dockerd, engine_answer, install, interpreter, system
 from build.setup.environment import Environment
@@ -76,11 +78,10 @@ def examine(*, online: bool) -> Iterator[Row]:
     for examination in [*examinations, *([_registries] if online else [])]:
         try:
             yield from examination()
-        except BuildError as problem:
-            name = examination.__name__.strip("_")
-            yield Row(
-                name, "fail", f"{problem.what} ({problem.cause})" if problem.cause else problem.what, problem.next_step
-            )
+        except TROUBLE as problem:
+            told = as_build_error(problem)
+            detail = f"{told.what} ({told.cause})" if told.cause else told.what
+            yield Row(examination.__name__.strip("_"), "fail", detail, told.next_step)
 
 
 def _python() -> Iterator[Row]:
@@ -191,9 +192,9 @@ def _answering_engine(engine: Engine, where: str) -> Row:
 def _storage() -> Iterator[Row]:
     if engine_answer.refusal():
         return
-    root = Path(str(Engine.connect().client.info().get("DockerRootDir", "")))
-    if engine_answer.elsewhere() or not root.is_dir():
-        yield Row("Docker's disk", "warn", f"{root} is on another machine; free space there is not known")
+    root = engine_folder(Engine.connect())
+    if root is None:
+        yield Row("Docker's disk", "warn", "it may be on another machine; free space there is not known")
     else:
         yield disk_row("Docker's disk", root, IMAGE_GB, COMFORTABLE_GB)
 
@@ -254,7 +255,12 @@ def _gpu() -> Iterator[Row]:
     except CallFailed as failed:
         yield Row("GPU", "warn", f"nvidia-smi fails: {failed.tail[:200]}", "look at the driver's installation")
         return
-    for index, (name, capability, driver) in enumerate(row.split(", ") for row in rows):
+    for index, row in enumerate(rows):
+        fields = row.rsplit(", ", 2)
+        if len(fields) < 3:
+            yield Row(f"GPU {index}", "warn", f"nvidia-smi says: {row[:200]}", "look at the driver's installation")
+            continue
+        name, capability, driver = fields
         major = driver.partition(".")[0]
         if major.isdigit() and int(major) < CUDA13_DRIVER:
             note = f"; code for CUDA 13 needs driver {CUDA13_DRIVER} or later"

@@ -29,7 +29,6 @@ from build.outcome import BuildOptions, Outcome, plan_target, selected_component
 __all__ = ["BASES", "BuildOptions", "build", "check", "inspect", "plan"]
 
 
-
 def _selected(matrix: Matrix, pattern: str) -> list[Target]:
     """The targets of a pattern. A glob means images: the host is this machine, and is taken only when it is named."""
     named = {word.strip() for word in pattern.split(",")}

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from docker.errors import DockerException
 
 from build import doctor
 from build.cache import REPOSITORY
@@ -62,6 +63,29 @@ def test_a_cache_that_cannot_be_made_does_not_end_the_examination(
     rows = {row.name: row for row in doctor.examine(online=False)}
     assert rows["cache"].status == "fail" and "DEEPINFER_BUILD_CACHE" in rows["cache"].next_step
     assert "GPU" in rows or "GPU 0" in rows
+
+
+def test_an_engine_that_goes_away_meanwhile_does_not_end_the_examination(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Gone:
+        @property
+        def client(self) -> None:
+            raise DockerException("the engine went away")
+
+    monkeypatch.setattr(engine_answer, "refusal", lambda: "")
+    monkeypatch.setattr(doctor.Engine, "connect", Gone)
+    rows = {row.name: row for row in doctor.examine(online=True)}
+    assert "the engine went away" in rows["engine"].detail and rows["engine"].status == "fail"
+    assert rows["storage"].status == rows["registries"].status == "fail" and "memory" in rows and "build cache" in rows
+
+
+def test_an_nvidia_smi_that_names_no_gpu_is_a_row(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho 'NVIDIA H20, 9.0, 580.1'\necho 'No devices were found'\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    rows = list(doctor._gpu())
+    assert [(row.name, row.status) for row in rows] == [("GPU 0", "ok"), ("GPU 1", "warn")]
+    assert "No devices were found" in rows[1].detail
 
 
 def test_disk_is_judged_by_what_a_build_needs(tmp_path: Path) -> None:
