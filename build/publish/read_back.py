@@ -35,7 +35,8 @@ def read_back(engine: Engine, registry: Registry, manifest: Manifest, image_id: 
     Raises Damaged (exit 4): they differ, or a blob does not have its digest.
     """
     expected: list[str] = engine.image_config(image_id)["RootFS"]["Layers"]
-    described: list[dict[str, Any]] = list(manifest.document.get("layers") or ())
+    layers = manifest.document.get("layers")
+    described: list[dict[str, Any]] = layers if isinstance(layers, list) else []
     found = [content_of(registry, layer) for layer in described]
     if found != expected:
         pairs = enumerate(zip(found, expected, strict=False))
@@ -59,7 +60,7 @@ def content_of(registry: Registry, layer: dict[str, Any]) -> str:
     try:
         registry.read_blob(str(layer["digest"]), size=int(layer["size"]), begin=begin)
         return kept[0].digest()
-    except (KeyError, ValueError, zlib.error) as problem:
+    except (KeyError, TypeError, ValueError, zlib.error) as problem:
         raise Damaged(
             f"{registry.reference}: a layer cannot be unpacked: {problem}",
             cause="it is damaged, or packed in a way that is not known here", next_step="publish to another path",

@@ -92,7 +92,8 @@ class Registry:
                         return found or None
                     page = Manifest(b"".join(self._connection.chunks(got, _LIMIT)), OCI_INDEX).document
                     following = got.links.get("next", {}).get("url", "")
-                found += list(page.get("manifests") or ())
+                entries = page.get("manifests")
+                found += entries if isinstance(entries, list) else []
                 if not following:
                     break
                 place = self._connection.place(following)
