@@ -13,6 +13,7 @@ from build.command import folder, one_of, told_plainly, whole_number
 
 NAMES = "by name: globs and comma lists, as in 'fla*,cpu'"
 IMAGE = f"targets {NAMES}; a glob means images only, the host has to be named (default: every image)"
+PLANNED = f"targets {NAMES} (default: every image, and the host)"
 COMPONENT = "components by name: globs and comma lists (default: all)"
 BASE = "auto: the vendor's image if it is here or can be pulled, else the replica; vendor; replica (default: auto)"
 REGISTRY = "HOST:PORT of a registry that has the vendors' images under their usual paths (default: the vendors' own)"
@@ -24,7 +25,7 @@ def _finish(code: int) -> None:
         raise Exit(code=code)
 
 
-@task(auto_shortflags=False, help={"image": IMAGE, "component": COMPONENT, "base": BASE, "json": JSON})
+@task(auto_shortflags=False, help={"image": PLANNED, "component": COMPONENT, "base": BASE, "json": JSON})
 def plan(c: Context, image: str = "*", component: str = "*", base: str = "auto", json: bool = False) -> None:
     """Show what a build would do, and change nothing; needs neither Docker nor a base.
 
