@@ -167,6 +167,8 @@ def summarise(samples: dict[str, list[float]]) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for name, seconds in {**medians, "the compiles alone, together": alone}.items():
         limit, unit = LIMITS.get(name, (None, "s"))
+        if not alone and unit != "s":  # nothing was compiled
+            limit, unit = None, "s"
         figure = seconds if unit == "s" else seconds / alone
         rows.append({
             "name": name, "samples": samples.get(name, []), "seconds": round(seconds, 2), "figure": round(figure, 2),
@@ -231,6 +233,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results", help="folder for the JSON")
     try:
         args = parser.parse_args(argv)
+        if args.repeat < 1:
+            raise UsageError(f"--repeat must be at least 1, not {args.repeat}", next_step="give a larger number")
     except UsageError as problem:
         print(problem, file=sys.stderr)
         return problem.exit_code

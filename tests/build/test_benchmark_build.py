@@ -52,6 +52,13 @@ def test_the_tables_say_what_was_missed_and_what_could_not_be_done(bench: Module
     assert vllm.startswith("| vllm | no space |")
 
 
+def test_an_image_of_which_nothing_is_compiled_has_times_and_no_ratios(bench: ModuleType) -> None:
+    rows = {row["name"]: row for row in bench.summarise({"empty wheelhouse": [12.0], "nothing changed": [4.0]})}
+    empty = rows["empty wheelhouse"]
+    assert (empty["seconds"], empty["figure"], empty["unit"], empty["limit"]) == (12.0, 12.0, "s", None)
+    assert rows["nothing changed"]["kept"] is False and rows["the compiles alone, together"]["seconds"] == 0
+
+
 def test_a_name_that_no_image_has(bench: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     assert bench.main(["--image", "flagtre"]) == 3
     assert "did you mean" in capsys.readouterr().err
@@ -60,3 +67,9 @@ def test_a_name_that_no_image_has(bench: ModuleType, capsys: pytest.CaptureFixtu
 def test_an_option_that_is_mistyped(bench: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     assert bench.main(["--imgae", "cpu"]) == 1
     assert "benchmarks/build.py has no option '--imgae'; did you mean '--image'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("count", ["0", "-3"])
+def test_no_samples_are_none(bench: ModuleType, capsys: pytest.CaptureFixture[str], count: str) -> None:
+    assert bench.main(["--image", "flagtre", "--repeat", count]) == 1
+    assert f"--repeat must be at least 1, not {count}" in capsys.readouterr().err
