@@ -123,15 +123,29 @@ def _build_one(matrix: Matrix, target: Target, options: BuildOptions) -> Outcome
 
 
 def inspect(image: str, base: str, *, registry: str = "", as_json: bool) -> int:
-    """Print what the bases hold beside what is expected. registry: see `with_registry`."""
-    matrix = with_registry(load_matrix(), registry)
-    found = [(target, *pipeline.inspect_target(target, base)) for target in _selected(matrix, image)]
+    """Print what the bases hold beside what is expected; returns the worst exit code. registry: see `with_registry`.
+
+    A base that cannot be looked into is told, and the others are shown.
+    """
+    targets = _selected(with_registry(load_matrix(), registry), image)
+    if any(target.kind == "image" for target in targets):
+        Engine.connect()  # one that does not answer is told once, and not for each image
+    report: dict[str, Any] = {}
+    codes = [0]
+    for target in targets:
+        try:
+            kind, seen = pipeline.inspect_target(target, base)
+        except TROUBLE as problem:
+            told = told_of(problem)
+            report[target.name] = told.to_json()
+            codes.append(told.exit_code)
+            continue
+        report[target.name] = seen.to_json()
+        if not as_json:
+            print(pipeline.facts_table(target, kind, seen), flush=True)
     if as_json:
-        print(json.dumps({target.name: seen.to_json() for target, _, seen in found}, indent=2, sort_keys=True))
-    else:
-        for target, kind, seen in found:
-            print(pipeline.facts_table(target, kind, seen))
-    return 0
+        print(json.dumps(report, indent=2, sort_keys=True))
+    return max(codes)
 
 
 def check(image: str, *, gpus: int, offline: Path | None, prefix: Path | None, as_json: bool) -> int:

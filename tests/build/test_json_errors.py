@@ -19,6 +19,7 @@ from build.command import told_plainly
 from build.errors import CellFailed, EnvironmentCannot, GateFailed, MatrixError
 from build.outcome import Outcome
 from build.setup.request import asks_json
+from tests.image_stand_ins import base_facts
 
 NOWHERE = "unix:///nonexistent/docker.sock"
 
@@ -187,6 +188,25 @@ def test_of_several_images_those_that_are_here_are_checked_and_no_failure_hides_
     assert verbs.check("vllm,cpu", gpus=0, offline=None, prefix=None, as_json=True) == 4
     told = json.loads(capsys.readouterr().out)
     assert told["vllm"] == {"error": "its base is gone", "exit_code": 4} and told["cpu"] == {"gates": [], "gpu": []}
+
+
+@pytest.mark.usefixtures("only_cpu")
+def test_of_several_bases_each_is_looked_into_and_no_failure_hides_the_others(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def looked_into(target: Any, base: str) -> Any:
+        if target.name == "vllm":
+            raise EnvironmentCannot("it cannot be pulled")
+        return "replica", base_facts()
+
+    monkeypatch.setattr(pipeline, "inspect_target", looked_into)
+    assert verbs.inspect("vllm,cpu", "auto", as_json=True) == 4
+    out, err = capsys.readouterr()
+    told = json.loads(out)
+    assert told["vllm"] == {"error": "it cannot be pulled", "exit_code": 4} and told["cpu"]["torch"]
+    assert "error: it cannot be pulled" in err
+    assert verbs.inspect("vllm,cpu", "auto", as_json=False) == 4
+    assert capsys.readouterr().out.startswith("cpu, replica: ")
 
 
 @pytest.mark.usefixtures("only_cpu")
