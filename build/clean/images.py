@@ -30,8 +30,13 @@ LOCK = "image-"
 
 
 def require_known(engine: Engine, pattern: str) -> None:
-    """Tell names that are neither here nor in the matrix. One of the matrix that is not built is no mistake."""
-    patterns = [part.strip() for part in pattern.split(",") if part.strip()]
+    """Raise NothingSelected for names that are neither here nor in the matrix, and where there is no name at all.
+
+    One of the matrix that is not built is no mistake.
+    """
+    patterns = _patterns(pattern)
+    if not patterns:
+        raise NothingSelected(f"--image {pattern!r} names no image", next_step="--image NAME, or '*' for all")
     here = our_images(engine)
     owned = {_owning_target(raw) for raw in _our_containers(engine)}
     known = sorted({*load_matrix().targets, *(image.target for image in here if image.target), *owned})

@@ -6,13 +6,15 @@ import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from docker.errors import APIError
 
 from build import cache
 from build.clean.folders import remove_cache, remove_leftovers, size_of
-from build.clean.images import clean_images, remove_unused_os_layers
+from build.clean.images import clean_images, remove_unused_os_layers, require_known
 from build.clean.verb import run
 from build.command import as_build_error
 from build.containers import CACHE_LABEL, LABEL, PROCESS_LABEL, Engine
@@ -33,6 +35,15 @@ def test_cache_goes_only_with_yes(own_cache: Path) -> None:
     assert (own_cache / "downloads" / "file").exists()
     assert run(cache=True, yes=True) == 0
     assert not own_cache.exists()
+
+
+def test_a_pattern_without_a_name_selects_nothing() -> None:
+    nothing = SimpleNamespace(containers=SimpleNamespace(list=lambda **_: []))
+    empty = cast(Engine, SimpleNamespace(images=lambda **_: [], client=nothing))
+    for pattern in (",", " ", "flagtre"):
+        with pytest.raises(NothingSelected):
+            require_known(empty, pattern)
+    require_known(empty, "fla*, cpu")
 
 
 @pytest.mark.parametrize("tag", [None, "", "Signature: 0\n"])
