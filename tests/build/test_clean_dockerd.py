@@ -60,7 +60,7 @@ def test_dockerd_is_not_stopped_under_a_build_or_under_somebodys_containers(monk
         with pytest.raises(EnvironmentCannot, match="and would end with it: a_database") as told:
             run(docker=True)
         assert "--yes" in told.value.next_step and ours.poll() is None
-        assert run(docker=True, yes=True) == 0 and ours.wait(10) != 0
+        assert run(docker=True, yes=True) == 0 and ours.wait(120) != 0
     finally:
         ours.kill()
         ours.wait()

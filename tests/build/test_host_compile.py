@@ -52,18 +52,18 @@ def alive(pid: int) -> bool:
 
 def ends(pid: int) -> bool:
     """Whether a process that was killed is gone in a moment."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 120
     while alive(pid) and time.monotonic() < deadline:
         time.sleep(0.02)
     return not alive(pid)
 
 
 def wait_for(text: str, log: Path) -> str:
-    """The line of a log that holds a text, once it has come."""
-    deadline = time.monotonic() + 60
+    """The line of a log that holds a text, once it has come whole."""
+    deadline = time.monotonic() + 300
     while time.monotonic() < deadline:
-        for line in log.read_text().splitlines() if log.is_file() else []:
-            if text in line:
+        for line in log.read_text().splitlines(keepends=True) if log.is_file() else []:
+            if text in line and line.endswith("\n"):
                 return line
         time.sleep(0.05)
     raise AssertionError(f"{text!r} never came: {log.read_text() if log.is_file() else 'no log'}")
@@ -147,18 +147,29 @@ def test_a_compile_that_runs_is_nobodys_leftover(tmp_path: Path, own_cache: Path
     assert alive(child)
     (tmp_path / "flag").unlink()
     os.kill(child, signal.SIGTERM)
-    _, said = run.communicate(timeout=60)
+    _, said = run.communicate(timeout=300)
     assert run.returncode == 0, said
     assert len(entries()) == 2
 
 
 def test_two_at_once_compile_once(tmp_path: Path, own_cache: Path) -> None:
-    folder = source(tmp_path / "tiny", setup="import time; time.sleep(2)\n" + SETUP)
+    (tmp_path / "flag").touch()
+    until_both_are_there = f"import pathlib, time\nwhile pathlib.Path({str(tmp_path / 'flag')!r}).exists():\n"
+    folder = source(tmp_path / "tiny", setup=f"{until_both_are_there}    time.sleep(0.02)\n{SETUP}")
     argv = [sys.executable, "-m", "tests.host_bench", "key", str(folder)]
-    runs = [subprocess.Popen(argv, cwd=REPOSITORY, stderr=subprocess.PIPE, text=True) for _ in range(2)]
-    said = [run.communicate(timeout=120)[1] for run in runs]
-    assert [run.returncode for run in runs] == [0, 0], said
-    assert sum("waiting for another compile of host/tiny" in text for text in said) == 1
+    logs = [tmp_path / "first", tmp_path / "second"]
+    runs = []
+    for log in logs:
+        with log.open("w") as out:
+            runs.append(subprocess.Popen(argv, cwd=REPOSITORY, stderr=out))
+    waiting = "waiting for another compile of host/tiny"
+    deadline = time.monotonic() + 300
+    while not any(waiting in log.read_text() for log in logs):
+        assert time.monotonic() < deadline and None in [run.poll() for run in runs], [log.read_text() for log in logs]
+        time.sleep(0.05)
+    (tmp_path / "flag").unlink()
+    assert [run.wait(300) for run in runs] == [0, 0], [log.read_text() for log in logs]
+    assert sum(waiting in log.read_text() for log in logs) == 1
     assert len(entries()) == 1
 
 

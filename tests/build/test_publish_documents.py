@@ -45,7 +45,7 @@ def registry(program: RegistryProgram, tmp_path: Path) -> Registry:
 
 
 def opened(host: str, path: str = "team") -> Registry:
-    return Registry(Location(host, path), IMAGES, plain=True, pauses=(0.01,), patience=5.0)
+    return Registry(Location(host, path), IMAGES, plain=True, pauses=(0.01,), patience=120.0)
 
 
 def image_in(registry: Registry, tag: str = "tag") -> Manifest:

@@ -48,7 +48,7 @@ def components(program: RegistryProgram, tmp_path: Path) -> Registry:
 
 
 def _open(host: str, path: str = "team", **options: object) -> Registry:
-    options = {"plain": True, "pauses": (0.01, 0.01), "patience": 5.0, **options}
+    options = {"plain": True, "pauses": (0.01, 0.01), "patience": 120.0, **options}
     return Registry(Location(host, path), COMPONENTS, **options)  # type: ignore[arg-type]
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from build import testing
+from build import room, testing
 from build.cache import REPOSITORY
 from build.clean.images import our_images
 from build.containers import LABEL, Engine
@@ -119,16 +119,22 @@ def test_disk_that_is_too_small_is_told_with_both_figures(monkeypatch: pytest.Mo
         check_room("cpu", [tmp_path])
 
 
-def test_peak_of_the_disk_outlasts_what_was_deleted(tmp_path: Path) -> None:
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """A disk of its own: how many GB are used on it. On a real one others write and remove files meanwhile."""
+    used = [1.0]
+    monkeypatch.setattr(room.shutil, "disk_usage", lambda place: SimpleNamespace(used=int(used[0] * 1e9)))
+    return used
+
+
+def test_peak_of_the_disk_outlasts_what_was_deleted(tmp_path: Path, disk: list[float]) -> None:
     with peak_use([tmp_path], every=0.01) as peak:
-        with (tmp_path / "big").open("wb") as file:
-            os.posix_fallocate(file.fileno(), 0, 400_000_000)
-            for _ in range(500):
-                if peak[0] > 0.2:
-                    break
-                time.sleep(0.01)
-        (tmp_path / "big").unlink()
-    assert peak[0] > 0.2
+        disk[0] = 1.4
+        deadline = time.monotonic() + 120
+        while not peak[0] and time.monotonic() < deadline:
+            time.sleep(0.01)
+        disk[0] = 0.9
+    assert peak[0] == pytest.approx(0.4)
 
 
 def test_table_adds_up() -> None:
@@ -148,14 +154,13 @@ def test_table_adds_up() -> None:
     assert record["stages"][3] == {"name": "d", "image": "cpu", "status": None}
 
 
-def test_what_stages_leave_on_the_disks_is_counted_once_a_disk(tmp_path: Path) -> None:
+def test_what_stages_leave_on_the_disks_is_counted_once_a_disk(disk: list[float]) -> None:
     disks = Disks()
     places = len(disks.places)
     disks.watch(Path(disks.places[0]))
     assert len(disks.places) == places
-    with (tmp_path / "big").open("wb") as file:
-        os.posix_fallocate(file.fileno(), 0, 400_000_000)
-    assert disks.grown() > 0.2
+    disk[0] = 1.4
+    assert disks.grown() == pytest.approx(0.4 * places)
 
 
 @pytest.mark.docker

@@ -133,16 +133,23 @@ def test_a_segmentation_fault_is_a_row(plant: Callable[[str, str], Path]) -> Non
     assert row["reason"] == "its process ended by SIGSEGV; it last said: about to fall"
 
 
-def test_a_hang_is_a_row_and_leaves_no_process(plant: Callable[[str, str], Path], tmp_path: Path) -> None:
+def test_a_hang_is_a_row_and_leaves_no_process(
+    plant: Callable[[str, str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = "import pathlib, subprocess, time\nchild = subprocess.Popen(['sleep', '600'])\n"
     plant("deep_ep", f"{source}pathlib.Path({str(tmp_path / 'pid')!r}).write_text(str(child.pid))\ntime.sleep(600)")
+    plain = subprocess.Popen.wait
+
+    def wait(self: subprocess.Popen[bytes], timeout: float | None = None) -> int:
+        if timeout is None:
+            return plain(self)
+        _written(tmp_path / "pid")  # its time begins when it hangs, however long it has taken to come so far
+        return plain(self, 0.1)
+
+    monkeypatch.setattr(subprocess.Popen, "wait", wait)
     row = children.examine("deep_ep", 5)
     assert (row["status"], row["reason"]) == ("timeout", "gave no answer within 5 s")
-    grandchild = Path("/proc") / (tmp_path / "pid").read_text() / "stat"
-    deadline = time.monotonic() + 30  # a signal is sent at once, and the process that it ends may take a moment
-    while time.monotonic() < deadline and _runs(grandchild):
-        time.sleep(0.05)
-    assert not _runs(grandchild), "what it started must end with it"
+    assert _ends((tmp_path / "pid").read_text()), "what it started must end with it"
 
 
 def test_an_interrupt_does_not_wait_for_what_hangs(
@@ -154,14 +161,13 @@ def test_an_interrupt_does_not_wait_for_what_hangs(
     monkeypatch.setattr(children, "PARTS", ("numpy", "deep_ep", "deep_gemm"))
 
     def interrupt() -> None:
-        while not there.exists() or not there.read_text():
-            time.sleep(0.02)
+        _written(there)
         os.kill(os.getpid(), signal.SIGINT)
 
     threading.Thread(target=interrupt, daemon=True).start()
     with pytest.raises(KeyboardInterrupt):
         children.examine_all(300)
-    assert not _runs(Path("/proc") / there.read_text() / "stat")
+    assert _ends(there.read_text())
 
 
 def test_a_process_that_ends_by_itself_meanwhile_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,11 +179,25 @@ def test_a_process_that_ends_by_itself_meanwhile_is_no_error(monkeypatch: pytest
         started.end()
 
 
-def _runs(stat: Path) -> bool:
-    try:
-        return stat.read_text().split()[2] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
+def _written(file: Path) -> None:
+    """Wait until a file holds something."""
+    deadline = time.monotonic() + 120
+    while not file.exists() or not file.read_text():
+        assert time.monotonic() < deadline, f"nothing was written into {file}"
+        time.sleep(0.02)
+
+
+def _ends(pid: str) -> bool:
+    """Whether a process ends: a signal is sent at once, and the process that it ends may take a moment."""
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().split()[2] == "Z":
+                return True
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+        time.sleep(0.02)
+    return False
 
 
 @pytest.mark.parametrize(

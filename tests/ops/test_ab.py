@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -274,8 +275,20 @@ def test_a_module_that_cannot_be_used_is_told(
     assert text in told and "error: " in told
 
 
-def test_a_module_that_hangs_is_ended_and_its_case_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    source = "import time\ndef gather_tl(*_, **__):\n    time.sleep(600)\n"
+def test_a_module_that_hangs_is_ended_and_its_case_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hangs, plain = tmp_path / "hangs", subprocess.Popen.wait
+    source = f"import time\ndef gather_tl(*_, **__):\n    open({str(hangs)!r}, 'w').close()\n    time.sleep(600)\n"
+
+    def wait(self: subprocess.Popen[bytes], timeout: float | None = None) -> int:
+        deadline = time.monotonic() + 300
+        while timeout is not None and not hangs.exists() and self.poll() is None:
+            assert time.monotonic() < deadline  # its time begins when it hangs
+            time.sleep(0.02)
+        return plain(self, None if timeout is None else 0.1)
+
+    monkeypatch.setattr(subprocess.Popen, "wait", wait)
     assert _in_process("--backend", "deepinfer.ops", "--path", _other(tmp_path, source), "--timeout", 15) == 4
     assert "gave no answer within 15 s, in gather_tl odd-i32" in capsys.readouterr().err
 
