@@ -21,6 +21,7 @@ from packaging.tags import compatible_tags, cpython_tags
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
 from build import cache
+from build.digests import file_sha256
 from build.errors import EnvironmentCannot, MatrixError
 from build.install import install_wheel
 from build.pip import PLATFORMS, download, pip_download
@@ -35,7 +36,6 @@ __all__ = [
     "install_wheel",
     "pip_download",
     "read_lock",
-    "sha256",
 ]
 
 _PIN = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)==(?P<version>[A-Za-z0-9.+!_-]+)(?P<rest>(\s.*)?)")
@@ -184,7 +184,7 @@ def _assemble(lock: Lock, python: str, target: Path) -> None:
         if missing:
             print(f"fetching {len(missing)} of {len(lock.pins)} wheels of {lock.path}", file=sys.stderr, flush=True)
             for wheel in download(lock, missing, python, part / "download"):
-                place = store / sha256(wheel)
+                place = store / file_sha256(wheel)
                 place.mkdir(exist_ok=True)
                 with cache.locked(_STORE):
                     wheel.replace(place / wheel.name)
@@ -238,7 +238,7 @@ def _stored(store: Path, pin: Pin, python: str) -> Path | None:
 
 def _is_whole(wheel: Path) -> bool:
     try:
-        return sha256(wheel) == wheel.parent.name
+        return file_sha256(wheel) == wheel.parent.name
     except FileNotFoundError:
         return False
 
@@ -248,12 +248,6 @@ def _link(source: Path, target: Path) -> None:
         os.link(source, target)
     except OSError:  # a file system without hard links
         shutil.copy2(source, target)
-
-
-def sha256(path: Path) -> str:
-    """Hex digest of a file."""
-    with path.open("rb") as data:
-        return hashlib.file_digest(data, "sha256").hexdigest()
 
 
 if __name__ == "__main__":

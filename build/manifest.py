@@ -22,12 +22,12 @@ from typing import Any, Protocol
 
 from build import cache
 from build.containers import LABEL
+from build.digests import file_sha256
 from build.gates.result import GateResult
 from build.inspection import Inspection
 from build.matrix.model import Source
 from build.plan import TargetPlan
 from build.wheels.results import CellResult
-from build.wheels.wheelhouse import file_sha256
 
 SCHEMA = 1
 Attest = Callable[[Mapping[str, Any], Path], Mapping[str, Any]]

@@ -10,7 +10,8 @@ from typing import Any
 
 from build import cache
 from build.attest.rows import Row, compared, settled
-from build.wheels.wheelhouse import KEY, file_sha256
+from build.digests import file_sha256
+from build.wheels.wheelhouse import KEY
 
 
 def artefact_rows(manifest: Mapping[str, Any], listed: Mapping[str, Mapping[str, Any]]) -> list[Row]:

@@ -13,8 +13,8 @@ from build import cache
 from build.attest.facts import ATTESTATIONS
 from build.attest.sbom import files_of, packages_of
 from build.containers import LABEL
+from build.digests import file_sha256
 from build.errors import EnvironmentCannot, GateFailed
-from build.wheels.wheelhouse import file_sha256
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 _KEY = re.compile(r"[0-9a-f]{64}")

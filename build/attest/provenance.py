@@ -16,10 +16,10 @@ from packaging.utils import canonicalize_name
 
 from build.attest.facts import fact_sums
 from build.cache import REPOSITORY
+from build.digests import file_sha256
 from build.inspection import Inspection
 from build.locks import read_lock
 from build.matrix.model import Target
-from build.wheels.wheelhouse import file_sha256
 
 STATEMENT = "https://in-toto.io/Statement/v1"
 PREDICATE = "https://slsa.dev/provenance/v1"

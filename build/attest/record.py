@@ -11,9 +11,9 @@ from build.attest.provenance import Layers, make_provenance
 from build.attest.sbom import FORMAT, Subject, make_sbom
 from build.cache import atomic_write
 from build.containers import Engine
+from build.digests import file_sha256
 from build.inspection import Inspection
 from build.plan import TargetPlan
-from build.wheels.wheelhouse import file_sha256
 
 LABEL = "org.opencontainers.image"
 SETTINGS = ("Cmd", "Entrypoint", "Env", "ExposedPorts", "StopSignal", "User", "Volumes", "WorkingDir")

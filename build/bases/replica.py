@@ -19,8 +19,9 @@ from build.bases.context import build_context, place
 from build.bases.rootfs import package_sources, public_sources, rootfs
 from build.call import CallFailed
 from build.containers import LABEL, Engine
+from build.digests import file_sha256
 from build.errors import EnvironmentCannot, MatrixError
-from build.locks import Lock, fetch_lock, fetched_wheels, read_lock, sha256
+from build.locks import Lock, fetch_lock, fetched_wheels, read_lock
 from build.matrix.model import Replica, Target
 
 RECIPE = cache.REPOSITORY / "images/replica"
@@ -93,13 +94,13 @@ def _planted(replica: Replica, lock: Lock) -> str | None:
 
 def _key(replica: Replica, lock: Lock, root: Path) -> str:
     """64 hex digits over everything that the replica is made from."""
-    recipe = {path.name: sha256(path) for path in sorted(RECIPE.iterdir()) if path.is_file()}
+    recipe = {path.name: file_sha256(path) for path in sorted(RECIPE.iterdir()) if path.is_file()}
     facts = [recipe, _system_key(replica, root), lock.key(replica.python), replica.plant_cudart12]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 
 def _system_key(replica: Replica, root: Path) -> str:
-    facts = [sha256(RECIPE / "Dockerfile"), sha256(root), list(replica.apt)]
+    facts = [file_sha256(RECIPE / "Dockerfile"), file_sha256(root), list(replica.apt)]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from build import cache
+from build.digests import file_sha256
 from build.plan import TargetPlan
-from build.wheels.wheelhouse import Wheelhouse, file_sha256
+from build.wheels.wheelhouse import Wheelhouse
 
 
 def expected_files(plan: TargetPlan, document: str) -> dict[str, dict[str, str]]:

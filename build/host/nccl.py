@@ -6,7 +6,6 @@ has to be the newer one. Programs that run meanwhile keep the old file, since it
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -15,6 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from build import cache
+from build.digests import file_sha256
 from build.errors import EnvironmentCannot
 
 
@@ -26,12 +26,6 @@ class Replacement:
     kept: str
     version: str
     sha256: str
-
-
-def sha256_of(path: Path) -> str:
-    """Hash of a file's content, 64 hex digits."""
-    with path.open("rb") as data:
-        return hashlib.file_digest(data, "sha256").hexdigest()
 
 
 def _record_file() -> Path:
@@ -59,14 +53,14 @@ def replace_nccl(loaded: Path, new: Path, version: str) -> Replacement:
     """
     target = loaded.resolve()
     kept = target.with_name(f".{target.name}.kept-by-deepinfer")
-    entry = Replacement(str(target), str(kept), version, sha256_of(new))
-    if target.is_file() and sha256_of(target) == entry.sha256:
+    entry = Replacement(str(target), str(kept), version, file_sha256(new))
+    if target.is_file() and file_sha256(target) == entry.sha256:
         return entry
     with cache.locked("host-nccl"):
         try:
             known = _records()
             ours = _ours(known, entry.target)
-            if not kept.exists() or (ours and sha256_of(target) not in ours):  # another torch came since
+            if not kept.exists() or (ours and file_sha256(target) not in ours):  # another torch came since
                 _keep(target, kept)
             # Until the file is the new one, the one that it replaces is known as ours too.
             _save([*known, entry])
@@ -109,7 +103,7 @@ def restore_nccl() -> list[str]:
             target, kept = Path(place), Path(aside)
             if not kept.exists():
                 done.append(f"nothing kept for {target}")
-            elif target.exists() and sha256_of(target) not in _ours(records, place):
+            elif target.exists() and file_sha256(target) not in _ours(records, place):
                 kept.unlink()
                 done.append(f"left {target} as it is: it was replaced by something else since")
             else:

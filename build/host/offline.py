@@ -25,8 +25,8 @@ from zipfile import BadZipFile, ZipFile
 from packaging.utils import InvalidWheelFilename
 
 from build import cache
+from build.digests import file_sha256
 from build.errors import EnvironmentCannot
-from build.host.nccl import sha256_of
 from build.locks import fits
 from build.untar import Refused, extract
 
@@ -51,7 +51,7 @@ class OfflineFolder:
 
     def by_sha256(self, digest: str) -> Path | None:
         """The source or wheel with this hash, None if it has not arrived."""
-        return next((path for path in self._files(".tar.gz", ".whl") if sha256_of(path) == digest), None)
+        return next((path for path in self._files(".tar.gz", ".whl") if file_sha256(path) == digest), None)
 
     def tree(self, name: str, *, python: str | None = None) -> Path | None:
         """The unpacked tree `name` ("nccl", "elfutils", "triton-3.7.1"), None if it has not arrived.
@@ -85,7 +85,7 @@ def _for_python(wheel: Path, python: str) -> bool:
 def _unpacked(archive: Path) -> Path:
     """Unpack into the cache, once per content; whole or not at all."""
     stem = archive.name.removesuffix(".tar.xz").removesuffix(".whl")
-    target = cache.folder("host/packs") / f"{stem}-{sha256_of(archive)[:16]}"
+    target = cache.folder("host/packs") / f"{stem}-{file_sha256(archive)[:16]}"
     if target.is_dir():
         return target
     with cache.locked(f"unpack-{target.name}"):

@@ -22,8 +22,8 @@ from build import cache, triton_versions
 from build.arguments import Parser
 from build.call import call
 from build.command import TROUBLE, told_of
+from build.digests import file_sha256
 from build.errors import EnvironmentCannot, UsageError
-from build.host.nccl import sha256_of
 from build.host.offline import OfflineFolder
 from build.locks import fetch_lock, fetched_wheels, pip_download
 from build.matrix.load import load_matrix
@@ -35,7 +35,7 @@ PYTHONS = ("3.11", "3.12", "3.13")
 def put(source: Path, folder: Path) -> None:
     """Copy a file into a folder, whole, unless it is there already; say so."""
     target = folder / source.name
-    if not target.is_file() or sha256_of(target) != sha256_of(source):
+    if not target.is_file() or file_sha256(target) != file_sha256(source):
         with cache.atomic_path(target) as part:
             shutil.copyfile(source, part)
     print(f"{target}  {target.stat().st_size / 1e6:.1f} MB", file=sys.stderr)
@@ -89,7 +89,7 @@ def pack_triton(folder: Path, python: str) -> None:
         with tempfile.TemporaryDirectory() as scratch:
             call(*pip_download(python), "--dest", scratch, f"triton=={version}")
             (wheel,) = Path(scratch).glob("triton-*.whl")
-            if sha256_of(wheel) != digest:
+            if file_sha256(wheel) != digest:
                 raise EnvironmentCannot(
                     f"{wheel.name} is not the file that locks/triton.lock names",
                     next_step="find out why the package index serves another file",

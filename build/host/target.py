@@ -12,13 +12,14 @@ from pathlib import Path
 from build import cache, known
 from build.bases.inspect import inspect_host
 from build.call import call
+from build.digests import file_sha256
 from build.errors import EnvironmentCannot
 from build.gates.launcher import local_launcher
 from build.gates.place import Place
 from build.gates.run import GateResult, run_prefix_gates
 from build.gpu.stage import StageResult, run_stage
 from build.host.compile import HostShop, compile_on_host
-from build.host.nccl import Replacement, replace_nccl, sha256_of
+from build.host.nccl import Replacement, replace_nccl
 from build.host.offline import OfflineFolder
 from build.host.prefix import check_prefix, default_prefix, is_ours, lay_prefix, python_of
 from build.inspection import Inspection
@@ -163,7 +164,7 @@ def _nccl(
     if inspection.nccl_version == cell.component.version:
         # Whoever put it there: it is what is wanted, though it may be another file of the same version.
         loaded = Path(inspection.nccl_loaded).resolve()
-        return tree, Replacement(str(loaded), "", cell.component.version, sha256_of(loaded))
+        return tree, Replacement(str(loaded), "", cell.component.version, file_sha256(loaded))
     return tree, replace_nccl(Path(inspection.nccl_loaded), library, cell.component.version)
 
 

@@ -13,6 +13,7 @@ from build import cache
 from build.bases.reach import opened
 from build.bases.resolve import Base
 from build.containers import Engine
+from build.digests import file_sha256
 from build.errors import BuildError, EnvironmentCannot
 from build.image import lay
 from build.image.describe import describe
@@ -32,7 +33,7 @@ from build.image.package import pack_engine
 from build.image.parts import SCRIPTS, Contents, Part, cached_part, existing_folders
 from build.image.toolchain import ToolchainChoice, choose_toolchain, lay_toolchain
 from build.inspection import Inspection
-from build.locks import fetch_lock, sha256
+from build.locks import fetch_lock
 from build.matrix.model import Matrix
 from build.plan import Cell, TargetPlan
 from build.sources import package_digest
@@ -177,7 +178,7 @@ class _Maker:
             lay_toolchain(tree, wheels, PurePosixPath(named.prefix), own)
             return Contents()
 
-        return self.part("toolchain", [sha256(lock), named.prefix, own], make), choice
+        return self.part("toolchain", [file_sha256(lock), named.prefix, own], make), choice
 
     def runtime(self) -> Part:
         if self.plan.target.runtime_lock is None:
@@ -185,12 +186,12 @@ class _Maker:
         lock, wheels = self.lock(self.plan.target.runtime_lock)
         minimums = lock.with_suffix(".in")
         decided = sort_runtime(lock_versions(wheels), read_minimums(minimums), self.inspection.distributions)
-        inputs = [sha256(lock), self.python, decided]
+        inputs = [file_sha256(lock), self.python, decided]
         return self.part("runtime", inputs, lambda tree: lay_runtime(tree, wheels, decided, self.inspection))
 
     def ours(self) -> Part:
         wheels = {name: self.artefact(cell) for name, cell in self.cells.items() if cell.component.kind == "wheel"}
-        inputs = {name: sha256(wheel) for name, wheel in wheels.items()}
+        inputs = {name: file_sha256(wheel) for name, wheel in wheels.items()}
         return self.part("ours", inputs, lambda tree: lay_components(tree, wheels, self.inspection))
 
     def nccl(self) -> Part:
@@ -200,12 +201,14 @@ class _Maker:
         (cell,) = cells
         wheel = self.artefact(cell)
         loaded = [self.inspection.nccl_loaded, self.inspection.nccl_version, sorted(self.inspection.distributions)]
-        return self.part("nccl", [sha256(wheel), *loaded], lambda tree: lay_nccl(tree, wheel, cell, self.inspection))
+        return self.part(
+            "nccl", [file_sha256(wheel), *loaded], lambda tree: lay_nccl(tree, wheel, cell, self.inspection)
+        )
 
     def deepinfer(self, document: bytes) -> Part:
         cell = self.cells.get("_C")
         extension = self.artefact(cell) if cell is not None else None
-        inputs = [hashlib.sha256(document).hexdigest(), sha256(extension) if extension is not None else None]
+        inputs = [hashlib.sha256(document).hexdigest(), file_sha256(extension) if extension is not None else None]
 
         def make(tree: Path) -> Contents:
             name = self.plan.target.name

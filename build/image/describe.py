@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from build.bases.resolve import Base
+from build.digests import file_sha256
 from build.image.library_path import LibraryPath
 from build.image.toolchain import ToolchainChoice
 from build.inspection import Inspection
 from build.plan import TargetPlan
 from build.wheels.results import CellResult
-from build.wheels.wheelhouse import file_sha256
 
 SCHEMA = 1
 

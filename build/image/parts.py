@@ -21,6 +21,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from build import cache
+from build.digests import file_sha256
 from build.errors import EnvironmentCannot
 
 ORDER = ("toolchain", "runtime", "ours", "nccl", "system", "warm", "deepinfer")
@@ -166,11 +167,9 @@ def cached_part(
             tree = Path(scratch)
             contents = make(tree)
             size = write_archive(tree, part, existing)
-        with archive.open("rb") as data:
-            digest = hashlib.file_digest(data, "sha256").hexdigest()
         written = {
-            "sha256": digest, "size": size, "modules": list(contents.modules), "removes": list(contents.removes),
-            "facts": dict(contents.facts),
+            "sha256": file_sha256(archive), "size": size, "modules": list(contents.modules),
+            "removes": list(contents.removes), "facts": dict(contents.facts),
         }  # fmt: skip
         cache.atomic_write(record, json.dumps(written, indent=1, sort_keys=True))
     except OSError as problem:
@@ -191,9 +190,8 @@ def _read(name: str, archive: Path, record: Path) -> Part | None:
     """The part that was kept, if it is the whole and the very file that was written."""
     try:
         written = json.loads(record.read_text())
-        with archive.open("rb") as data:
-            if hashlib.file_digest(data, "sha256").hexdigest() != written["sha256"]:
-                return None
+        if file_sha256(archive) != written["sha256"]:
+            return None
     except (OSError, ValueError, KeyError):
         return None
     return Part(name, archive, written["size"], tuple(written["modules"]), tuple(written["removes"]), written["facts"])

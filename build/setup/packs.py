@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from build import cache
+from build.digests import file_sha256
 from build.errors import EnvironmentCannot
 from build.setup import system
 from build.setup.lockfile import LOCKS, Pin, normalised, read_pins
@@ -62,7 +63,7 @@ def matching_wheels(offline: Path, pins: Iterable[Pin]) -> dict[str, Path]:
             name, version = wheel.name.split("-")[:2]
             if normalised(name) != pin.name or version != pin.version:
                 continue
-            if sha256(wheel) not in pin.hashes:
+            if file_sha256(wheel) not in pin.hashes:
                 raise EnvironmentCannot(
                     f"{wheel} is not the file that locks/build.lock names: its sha256 differs",
                     cause="it did not arrive whole, or it comes from somewhere else",
@@ -93,7 +94,7 @@ def fits(name: str) -> bool:
 
 def unpacked(wheels: Mapping[str, Path]) -> Path:
     """The folder with the unpacked wheels, made if the cache does not have it; whole or not at all."""
-    content = "\n".join(sorted(f"{wheel.name} {sha256(wheel)}" for wheel in wheels.values()))
+    content = "\n".join(sorted(f"{wheel.name} {file_sha256(wheel)}" for wheel in wheels.values()))
     target = cache.folder("packs") / hashlib.sha256(content.encode()).hexdigest()[:16]
     if target.is_dir():
         return target
@@ -119,12 +120,6 @@ def _unpack(wheels: Mapping[str, Path], target: Path) -> None:
         ) from problem
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-
-
-def sha256(path: Path) -> str:
-    """Hex digest of a file."""
-    with path.open("rb") as data:
-        return hashlib.file_digest(data, "sha256").hexdigest()
 
 
 def _lacking(offline: Path | None, pins: list[Pin]) -> EnvironmentCannot:

@@ -18,13 +18,13 @@ from build import cache, cuda_headers
 from build.bases.rootfs import package_sources
 from build.call import CallFailed
 from build.containers import LABEL, Engine
+from build.digests import file_sha256
 from build.errors import EnvironmentCannot
 from build.inspection import Inspection
 from build.locks import fetch_lock, install_wheel, read_lock
 from build.matrix.constraints import satisfies, unmet
 from build.matrix.model import Component, Matrix, Target
 from build.wheels.fetch import fetch_source
-from build.wheels.wheelhouse import file_sha256
 
 RECIPE = cache.REPOSITORY / "images/builder"
 PACKAGES = RECIPE / "packages.lock"

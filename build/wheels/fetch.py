@@ -14,10 +14,10 @@ from pathlib import Path
 
 from build import cache
 from build.call import CallFailed, call
+from build.digests import file_sha256
 from build.errors import BuildError, EnvironmentCannot, MatrixError
 from build.matrix.model import Component, Source
 from build.wheels import index
-from build.wheels.wheelhouse import file_sha256
 
 
 def fetch_source(component: Component, *, offline: Path | None = None, repository: Path = cache.REPOSITORY) -> Path:

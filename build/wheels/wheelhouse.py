@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import json
 import os
 import re
@@ -21,18 +20,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from build.digests import file_sha256
+
 KEY = re.compile(r"[0-9a-f]{64}")
 META = "meta.json"
 DAMAGE = (OSError, ValueError, KeyError, TypeError)
 """What a record or file that is not whole raises."""
 ABANDONED_AFTER = 3600.0
 """Seconds after which a `.part-` folder has no writer any more; a put takes seconds."""
-
-
-def file_sha256(path: Path) -> str:
-    """64 hex digits over a file's contents."""
-    with path.open("rb") as data:
-        return hashlib.file_digest(data, "sha256").hexdigest()
 
 
 @dataclass(frozen=True)

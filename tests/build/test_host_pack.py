@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from build.cache import REPOSITORY, location
+from build.digests import file_sha256
 from build.host import pack
-from build.host.nccl import sha256_of
 from build.host.offline import OfflineFolder
 from build.locks import fits, read_lock
 from build.matrix.load import load_matrix
@@ -51,10 +51,10 @@ def test_the_pack_of_the_engines_dependencies_holds_the_wheels_of_the_lock(
 
     before = {wheel: wheel.stat().st_mtime_ns for wheel in wheels}
     damaged = min(wheels, key=lambda wheel: wheel.stat().st_size)
-    whole = sha256_of(damaged)
+    whole = file_sha256(damaged)
     damaged.write_bytes(bytes(damaged.stat().st_size))
     assert run(*words, DEEPINFER_BUILD_CACHE=cache_with_downloads).returncode == 0
-    assert sha256_of(damaged) == whole
+    assert file_sha256(damaged) == whole
     assert all(wheel.stat().st_mtime_ns == before[wheel] for wheel in wheels - {damaged})
 
 

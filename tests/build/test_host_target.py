@@ -15,9 +15,10 @@ from pathlib import Path
 import pytest
 
 from build.cache import REPOSITORY, location
+from build.digests import file_sha256
 from build.errors import EnvironmentCannot
 from build.host import target as host
-from build.host.nccl import restore_nccl, sha256_of
+from build.host.nccl import restore_nccl
 from build.host.offline import OfflineFolder
 from build.inspection import Inspection
 from build.matrix.load import load_matrix
@@ -188,7 +189,7 @@ def test_the_wanted_version_is_taken_as_it_is(site: Path, replace: bool) -> None
     assert cells["nccl"].status != "unsupported" and cells["deep_ep"].status == "build"
     tree, found = host._nccl(plan, inspection, OfflineFolder(site / "packs"))
     assert tree is not None and found is not None and found.kept == ""
-    assert found.sha256 == sha256_of(site / "libnccl.so.2")
+    assert found.sha256 == file_sha256(site / "libnccl.so.2")
     assert (site / "libnccl.so.2").read_bytes() == b"the library of torch"
 
 

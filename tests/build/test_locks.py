@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from build import relock
+from build.digests import file_sha256
 from build.errors import EnvironmentCannot, MatrixError
-from build.locks import Pin, fetch_lock, fetched_wheels, read_lock, sha256
+from build.locks import Pin, fetch_lock, fetched_wheels, read_lock
 from tests.build.small_wheels import make_wheel
 
 ONES, TWOS = "1" * 64, "2" * 64
@@ -21,7 +22,7 @@ def write_lock(path: Path, *wheels: Path, header: str = "") -> Path:
     lines = []
     for wheel in wheels:
         name, version = wheel.name.split("-")[:2]
-        lines.append(f"{name}=={version} \\\n    --hash=sha256:{sha256(wheel)}\n")
+        lines.append(f"{name}=={version} \\\n    --hash=sha256:{file_sha256(wheel)}\n")
     path.write_text(header + "".join(lines))
     return path
 
@@ -189,7 +190,7 @@ def test_a_fetched_wheel_that_was_changed_is_fetched_again(
         stored.write_bytes(b"rubbish")
         (folder / wheel.name).unlink()
     again = fetch_lock(lock, "3.13")
-    assert sha256(again / wheel.name) == sha256(wheel)
+    assert file_sha256(again / wheel.name) == file_sha256(wheel)
     assert "was changed" in capfd.readouterr().err
 
 
@@ -265,7 +266,7 @@ def test_one_lock_for_several_pythons_of_what_is_named_alone(
     assert relock.main(words) == 0
     lock = read_lock(tmp_path / "some.lock")
     assert [(pin.name, pin.hashes) for pin in lock.pins] == [
-        ("alpha", tuple(sorted((sha256(old), sha256(new))))), ("beta", (sha256(any_python),)),
+        ("alpha", tuple(sorted((file_sha256(old), file_sha256(new))))), ("beta", (file_sha256(any_python),)),
     ]  # fmt: skip
     assert "--python 3.12,3.13" in lock.path.read_text()
     for python, wheel in (("3.12", old), ("3.13", new)):

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from build.cache import REPOSITORY
-from build.wheels.wheelhouse import ABANDONED_AFTER, Wheelhouse, file_sha256
+from build.digests import file_sha256
+from build.wheels.wheelhouse import ABANDONED_AFTER, Wheelhouse
 
 KEY = "ab" * 32
 OTHER = "cd" * 32
