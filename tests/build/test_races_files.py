@@ -86,18 +86,18 @@ def test_a_wheel_that_another_fetch_has_made_whole_again_stays(tmp_path: Path, m
     wheel = cache.folder(f"downloads/wheels/{digest}") / "alpha-1.0-py3-none-any.whl"
     wheel.write_bytes(b"damaged")
     pin: Any = SimpleNamespace(hashes=(digest,))
-    plain = locks.sha256
+    plain = locks.file_sha256
 
     def sha256_before_another(path: Path) -> str:
         found = plain(path)
         wheel.write_bytes(data)
         return found
 
-    monkeypatch.setattr(locks, "sha256", sha256_before_another)
+    monkeypatch.setattr(locks, "file_sha256", sha256_before_another)
     assert locks._stored(wheel.parents[1], pin, "3.13") == wheel
     wheel.unlink()
     monkeypatch.setattr(locks, "_candidates", lambda *_: [wheel])
-    monkeypatch.setattr(locks, "sha256", plain)
+    monkeypatch.setattr(locks, "file_sha256", plain)
     assert locks._stored(wheel.parents[1], pin, "3.13") is None, "one that another took away is none"
 
 
