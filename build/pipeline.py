@@ -15,7 +15,7 @@ from build.containers import Engine
 from build.errors import EnvironmentCannot
 from build.gates.run import GateResult, run_gates
 from build.gpu.container import container_launch, tritons_for
-from build.gpu.stage import StageResult, run_stage
+from build.gpu.stage import StageResult, run_stage, tell
 from build.host import target as host
 from build.image.assemble import assemble, image_is_current, is_warm, promote
 from build.image.names import moving_tag
@@ -165,8 +165,4 @@ def check_image(matrix: Matrix, target: Target, *, gpus: int) -> tuple[list[Gate
         return gates, []
     unsupported = {cell.component.name: cell.reason for cell in plan.cells if cell.status == "unsupported"}
     launch, tritons = container_launch(engine, image, inspection, tritons_for(inspection))
-    return gates, run_stage(launch, gpus, tritons, unsupported=unsupported, warm=plan.warm, on_row=_show)
-
-
-def _show(row: StageResult) -> None:
-    print(f"{row.name}: {row.state} {row.reason or row.skipped}", file=sys.stderr, flush=True)
+    return gates, run_stage(launch, gpus, tritons, unsupported=unsupported, warm=plan.warm, on_row=tell)

@@ -15,7 +15,7 @@ from pathlib import Path
 from build.arguments import Parser
 from build.call import call
 from build.errors import UsageError
-from build.gpu.stage import StageResult, as_table, run_stage
+from build.gpu.stage import as_table, run_stage, tell
 
 
 def launch_here(argv: Sequence[str], limit: float) -> subprocess.CompletedProcess[str]:
@@ -49,10 +49,7 @@ def main() -> int:
     tritons = {_version_of(folder): str(Path(folder).absolute()) for folder in args.triton}
     unsupported = dict(entry.partition("=")[::2] for entry in args.unsupported)
 
-    def show(row: StageResult) -> None:
-        print(f"{row.name}: {row.state} {row.reason or row.skipped}", file=sys.stderr, flush=True)
-
-    rows = run_stage(launch_here, args.gpus, tritons, unsupported=unsupported, on_row=show)
+    rows = run_stage(launch_here, args.gpus, tritons, unsupported=unsupported, on_row=tell)
     print(as_table(rows), file=sys.stderr if args.json else sys.stdout)
     if args.json:
         print(json.dumps([row.to_json() for row in rows], indent=2))

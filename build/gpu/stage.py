@@ -7,6 +7,7 @@ the plan says that the part is unsupported there: then the row says so and the s
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -218,6 +219,11 @@ def _probe(launch: Launch, name: str, version: str | None, folder: str, *, warm:
     if wrong or not checks:
         problems.append(wrong or "the report has no checks")
     return StageResult(name, not problems, "; ".join(problems)[:1000], figures=figures, seconds=seconds)
+
+
+def tell(row: StageResult) -> None:
+    """Say on stderr how a row ended, as soon as it is known."""
+    print(f"{row.name}: {row.state} {row.reason or row.skipped}", file=sys.stderr, flush=True)
 
 
 def as_table(rows: Sequence[StageResult]) -> str:

@@ -27,9 +27,8 @@ from build.errors import EnvironmentCannot, UsageError
 from build.host.offline import OfflineFolder
 from build.locks import fetch_lock, fetched_wheels, pip_download
 from build.matrix.load import load_matrix
+from build.setup.lockfile import PYTHONS
 from build.wheels.fetch import fetch_source
-
-PYTHONS = ("3.11", "3.12", "3.13")
 
 
 def put(source: Path, folder: Path) -> None:

@@ -17,7 +17,7 @@ from build.errors import EnvironmentCannot
 from build.gates.launcher import local_launcher
 from build.gates.place import Place
 from build.gates.run import GateResult, run_prefix_gates
-from build.gpu.stage import StageResult, run_stage
+from build.gpu.stage import StageResult, run_stage, tell
 from build.host.compile import HostShop, compile_on_host
 from build.host.nccl import Replacement, replace_nccl
 from build.host.offline import OfflineFolder
@@ -121,12 +121,8 @@ def check(
         found = {version: triton_dir(version, python_tag=tag) for version in versions(python_tag=tag)}
     unsupported = {cell.component.name: cell.reason for cell in plan.cells if cell.status == "unsupported"}
     tritons = {version: str(folder) for version, folder in found.items()}
-    rows = run_stage(_launcher(inspection, prefix), gpus, tritons, unsupported=unsupported, on_row=_show)
+    rows = run_stage(_launcher(inspection, prefix), gpus, tritons, unsupported=unsupported, on_row=tell)
     return gates, rows
-
-
-def _show(row: StageResult) -> None:
-    print(f"{row.name}: {row.state} {row.reason or row.skipped}", file=sys.stderr, flush=True)
 
 
 def _launcher(

@@ -125,14 +125,7 @@ def _reasons(plans: Iterable[TargetPlan]) -> Iterator[str]:
 
 
 def _bases(target: Target) -> list[BaseKind]:
-    if target.kind == "host":
-        return ["host"]
-    kinds: list[BaseKind] = []
-    if target.vendor is not None:
-        kinds.append("vendor")
-    if target.replica is not None:
-        kinds.append("replica")
-    return kinds
+    return ["host"] if target.kind == "host" else [*bases_of(target)]
 
 
 def _expected(matrix: Matrix, target: Target, kind: BaseKind) -> TargetPlan:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import re
 import sys
 import tarfile
 import tempfile
 import urllib.error
 from collections.abc import Iterator
 from pathlib import Path
+
+from packaging.utils import canonicalize_name
 
 from build import cache
 from build.call import CallFailed, call
@@ -106,7 +107,7 @@ def _keep(digest: str, found: Path) -> Path:
 def _from_folder(component: Component, source: Source, offline: Path) -> Path:
     stem = _stem(source)
     files = sorted(path for path in offline.rglob("*") if path.is_file() and path.name.endswith((".tar.gz", ".whl")))
-    alike = [path for path in files if _normal(path.name).startswith(stem)]
+    alike = [path for path in files if canonicalize_name(path.name).startswith(stem)]
     for path in [*alike, *files]:
         if file_sha256(path) == source.sha256:
             return path
@@ -132,7 +133,7 @@ def _from_index(component: Component, source: Source) -> Path:
             cause=f"the name in matrix.yaml is wrong, or the mirror {index.shown(url)} does not carry it",
             next_step="correct source.pypi, or put the file into a folder and give --offline DIR",
         ) from missing
-    of_version = [file for file in files if _normal(file.name).startswith(_stem(source))]
+    of_version = [file for file in files if canonicalize_name(file.name).startswith(_stem(source))]
     by_hash = [file for file in files if file.sha256 == digest]
     unsaid = [file for file in of_version if not file.sha256]  # an index without hashes: fetch and see
     if not by_hash and not unsaid:
@@ -191,13 +192,9 @@ def _checked(path: Path, digest: str, name: str) -> None:
         )
 
 
-def _normal(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
-
-
 def _stem(source: Source) -> str:
     """How the names of this release's files begin, normalised: `deepinfer-gemm-2-8-2-`."""
-    return f"{_normal(str(source.pypi))}-{_normal(str(source.version))}-"
+    return f"{canonicalize_name(str(source.pypi))}-{canonicalize_name(str(source.version))}-"
 
 
 # Git commits, as one tar each.

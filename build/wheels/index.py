@@ -11,7 +11,6 @@ import base64
 import functools
 import json
 import os
-import re
 import ssl
 import sys
 import time
@@ -24,6 +23,8 @@ from html.parser import HTMLParser
 from http.client import HTTPException, HTTPMessage
 from pathlib import Path
 from typing import IO, TypeVar
+
+from packaging.utils import canonicalize_name
 
 from build.call import call
 from build.errors import EnvironmentCannot
@@ -72,7 +73,7 @@ def shown(url: str) -> str:
 
 def list_files(project: str, index: str) -> list[Listed]:
     """Every file of a project. Raises NoSuchProject, or EnvironmentCannot when the index cannot be reached."""
-    url = f"{index}/{re.sub(r'[-_.]+', '-', project).lower()}/"
+    url = f"{index}/{canonicalize_name(project)}/"
 
     def ask() -> list[Listed]:
         with _open(url, {"Accept": ACCEPT}) as (answer, headers, final):
