@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import io
 import json
 import re
 import shutil
-import socket
 import sys
 import tarfile
 import threading
@@ -33,17 +31,9 @@ from build.wheels.unpack import unpack_cell
 ROOT = "/build"
 USUAL_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 TIMEOUT = 4 * 3600.0
+OWNER = "cell:"
+"""Begins the owner of a compile's container; its key follows. Of which cache it is, the engine's label says."""
 _SCRATCH = re.compile(r"[0-9a-f]{12}")
-
-
-def owner_prefix() -> str:
-    """Begins the owner of this machine's and this cache's containers.
-
-    An engine may serve several machines, and only for those that share our locks can we know whether a container is
-    still wanted.
-    """
-    here = hashlib.sha256(f"{socket.gethostname()}:{cache.root()}".encode()).hexdigest()[:12]
-    return f"cell:{here}:"
 
 
 class Stopped(Exception):
@@ -109,12 +99,10 @@ def lock_name(key: str) -> str:
 
 def sweep_abandoned(engine: Engine) -> None:
     """Remove the containers that killed runs left compiling: those whose lock nobody holds."""
-    prefix = owner_prefix()
-    for owner in sorted(engine.owners(prefix)):
-        name = lock_name(owner.removeprefix(prefix))
+    for owner in sorted(engine.owners(OWNER)):
+        name = lock_name(owner.removeprefix(OWNER))
         with cache.held_at_once(name) as held:
-            if held:
-                engine.sweep(owner)
+            if held and engine.sweep(owner):
                 print(f"removed a compile that an interrupted run had left ({name})", file=sys.stderr)
     for left in scratch_folders():
         with cache.held_at_once(lock_name(left.name)) as held:
@@ -160,7 +148,7 @@ def compile_in_container(
     recipe = make_recipe(cell.component, _places(shop.inspection, tuple(shims)), jobs=jobs)
     files[f"{ROOT}/job.json"] = json.dumps(recipe.to_job()).encode()
     argv = [shop.inspection.executable, f"{ROOT}/inside.py", f"{ROOT}/job.json"]
-    owner = owner_prefix() + cell.key[:12]
+    owner = OWNER + cell.key[:12]
     try:
         with shop.engine.container(
             shop.builder,

@@ -21,7 +21,7 @@ from build.cache import REPOSITORY
 from build.containers import Engine
 from build.errors import EnvironmentCannot
 from build.matrix.model import Source
-from build.wheels.cell import owner_prefix
+from build.wheels.cell import OWNER
 from tests.tiny_build import CODE, SETUP, SLOW, Bench, tiny, write_source
 
 pytestmark = pytest.mark.docker
@@ -41,7 +41,7 @@ def own_cache(bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     """A cache of this test's own, after which no container may be left."""
     monkeypatch.setenv("DEEPINFER_BUILD_CACHE", str(tmp_path / "cache"))
     yield tmp_path / "cache"
-    left = bench.engine.owners(owner_prefix())
+    left = bench.engine.owners(OWNER)
     for owner in left:
         bench.engine.sweep(owner)
     assert left == set()
@@ -166,7 +166,7 @@ def test_kill_9_in_the_middle_leaves_nothing_half_and_a_rerun_does_only_what_is_
     wait_for("halfway", cache.folder("logs") / "cpu-slow.log")
     build.kill()
     build.communicate()
-    assert len(bench.engine.owners(owner_prefix())) == 1, "its container goes on by itself"
+    assert len(bench.engine.owners(OWNER)) == 1, "its container goes on by itself"
     assert len(kept()) == 1
     write_source(slow)
     results = bench.build({"k-quick": tiny("quick", quick), "k-slow": tiny("slow", slow)})
@@ -181,7 +181,7 @@ def test_ctrl_c_takes_its_containers_along(bench: Bench, tmp_path: Path) -> None
     build.send_signal(signal.SIGINT)
     build.communicate(timeout=60)
     assert build.returncode != 0
-    assert bench.engine.owners(owner_prefix()) == set()
+    assert bench.engine.owners(OWNER) == set()
     assert kept() == [] and list(cache.folder("work").iterdir()) == []
 
 
