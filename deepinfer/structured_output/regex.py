@@ -11,6 +11,8 @@ from itertools import pairwise
 _CLASSES = "dDwWsS"
 _CONTROLS = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "v": "\v", "0": "\0"}
 _HEX = {"x": 2, "u": 4}
+_ESCAPED = frozenset("\"$'()*+-./?[\\]^{|}")
+"""Letters that xgrammar takes for themselves behind a backslash, without a word."""
 _CODE = re.compile(r"\\(x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4}|u\{[0-9A-Fa-f]{1,6}\})")
 _SPECIAL_GROUP = re.compile(r"\(\?(?!:|<\w)<?.?")
 """All but (?:…) and (?<name>…): lookahead would be passed over in patterns of JSON strings."""
@@ -52,24 +54,47 @@ def units(pattern: str) -> Iterator[Unit]:
         place += len(text)
 
 
-def checked_regex(pattern: str) -> str:
+def without_anchors(pattern: str) -> str:
     """The expression without anchors where they say nothing new: the whole text has to match anyway.
 
     Raises:
         ValueError: an anchor is within the expression, an escape is none, or a group is more than a group.
     """
+    return "".join(unit.text for unit in _without_anchors(pattern))
+
+
+def checked_regex(pattern: str) -> str:
+    """The same of an expression that is not a JSON string's, spelled as xgrammar reads it.
+
+    Raises:
+        ValueError: as `without_anchors`, or a [class] begins with an escaped ^, which xgrammar takes for a bare one.
+    """
     kept = []
+    for unit in _without_anchors(pattern):
+        if unit.inside == 0 and unit.letter == "^":
+            raise ValueError(f"{unit.text} at position {unit.place} begins a [class]; write it behind another letter")
+        kept.append(_spelled(unit))
+    return "".join(kept)
+
+
+def _without_anchors(pattern: str) -> Iterator[Unit]:
     found = list(units(pattern))
     for index, unit in enumerate(found):
         before = found[index - 1].text if index else "|"
         after = found[index + 1].text if index + 1 < len(found) else "|"
-        if unit.inside is None and unit.text in "^$":
-            if unit.depth or (before if unit.text == "^" else after) != "|":
-                raise ValueError(f"{unit.text} at position {unit.place} is within the text, which has to match whole")
-        else:
-            # xgrammar takes every hexadecimal digit that follows \x, but four after \u.
-            kept.append(unit.text.replace("\\x", "\\u00") if unit.letter else unit.text)
-    return "".join(kept)
+        if unit.inside is not None or unit.text not in "^$":
+            yield unit
+        elif unit.depth or (before if unit.text == "^" else after) != "|":
+            raise ValueError(f"{unit.text} at position {unit.place} is within the text, which has to match whole")
+
+
+def _spelled(unit: Unit) -> str:
+    if not unit.letter or unit.text[0] != "\\":
+        return unit.text
+    if unit.text[1] == "x":  # xgrammar takes every hexadecimal digit that follows, but four after \u
+        return f"\\u00{unit.text[2:]}"
+    known = unit.text[1] in _ESCAPED or (unit.text[1].isascii() and unit.text[1].isalnum())
+    return unit.text if known else unit.letter  # of others it says on stderr that it takes them for themselves
 
 
 def check_string_pattern(pattern: str) -> None:
@@ -81,7 +106,7 @@ def check_string_pattern(pattern: str) -> None:
     Raises:
         ValueError: it names a quote, a backslash or a control character.
     """
-    found = [*units(checked_regex(pattern)), Unit("", "", 0, 0, None)]
+    found = [*_without_anchors(pattern), Unit("", "", 0, 0, None)]
     for unit, after in pairwise(found):
         alone = unit.inside is None or (unit.inside == 0 and after.text == "]")
         if alone and unit.letter and (unit.letter in '"\\' or unit.letter < " "):
@@ -94,7 +119,7 @@ def _escape(pattern: str, place: int) -> str:
         raise ValueError(f"\\{kind} at position {place} is no escape that is known here")
     if kind == "u" and pattern[place + 2 : place + 3] == "{":
         return pattern[place : pattern.find("}", place) + 1] or pattern[place:]
-    return pattern[place : place + 2 + _HEX.get(kind, 0)]
+    return pattern[place : place + 2 + (kind == "c") + _HEX.get(kind, 0)]
 
 
 def _letter(text: str) -> str:
@@ -106,4 +131,6 @@ def _letter(text: str) -> str:
         if number > sys.maxunicode:
             raise ValueError(f"{text} is no character")
         return chr(number)
+    if kind == "c":
+        return chr(ord(text[2]) % 32) if text[2:].isascii() and text[2:].isalpha() else ""
     return "" if kind in _CLASSES else _CONTROLS.get(kind, kind)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 from urllib.parse import unquote
 
-from deepinfer.structured_output.regex import check_string_pattern
+from deepinfer.structured_output.regex import check_string_pattern, without_anchors
 
 DEEPEST = 100
 """Levels of a schema; xgrammar's time grows with their third power."""
@@ -63,6 +63,15 @@ def name_alternatives(schema: object) -> None:
         for _, part in reached:
             if "oneOf" in part and "anyOf" not in part:
                 part["anyOf"] = part.pop("oneOf")
+
+
+def leave_anchors_out(schema: object) -> None:
+    """Patterns without the anchors that say nothing new, of which xgrammar tells on stderr. It changes the schema,
+    which `check_schema` has passed.
+    """
+    for _, part in _reached(schema):
+        if isinstance(part.get("pattern"), str):
+            part["pattern"] = without_anchors(part["pattern"])
 
 
 def _reached(schema: object) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -117,6 +117,8 @@ def test_depth_circles_and_definitions_that_nobody_uses() -> None:
         ({"type": "number", "exclusiveMaximum": 3}, 2.5, 3.0),
         ({"type": "string", "minLength": 2, "maxLength": 3}, "ab\u20ac", "abcd"),
         ({"type": "string", "pattern": '^[^"x]+$'}, "ab", "ax"),
+        ({"type": "string", "pattern": "^a$|^b$"}, "b", "c"),
+        ({"type": "string", "pattern": "[\\^a]"}, "^", "b"),
         ({"type": "string", "format": "date"}, "2020-01-02", "today"),
         ({"type": "array", "items": INTEGER, "minItems": 2}, [1, 2], [1]),
         ({"type": "array", "prefixItems": [INTEGER], "items": {"type": "string"}}, [1, "a"], [1, 1]),
@@ -217,6 +219,7 @@ def test_blanks_between_elements_have_an_end(compiler: GrammarCompiler) -> None:
         ("^a+$", "a+"), ("^a$|^b$", "a|b"), ("[^$]\\$\\^", "[^$]\\$\\^"), ("a|", "a|"), ("", ""), ("[a^$]", "[a^$]"),
         ("(?:a)(?<n>[(?=])\\(?", "(?:a)(?<n>[(?=])\\(?"),
         ("\\x411\\u0042\\u{1F642}[\\]]", "\\u00411\\u0042\\u{1F642}[\\]]"), ("\\\\x41", "\\\\x41"),
+        ("\\_[\\:\\-\\é]\\.\\/", "_[:\\-é]\\.\\/"), ("[a\\^]\\^[^\\^]", "[a\\^]\\^[^\\^]"),
     ],
 )  # fmt: skip
 def test_anchors_at_the_ends_say_nothing_new(pattern: str, expected: str) -> None:
@@ -231,12 +234,26 @@ def test_what_would_be_misread_is_refused(pattern: str) -> None:
         checked_regex(pattern)
 
 
+@pytest.mark.parametrize("pattern", ["[\\^a]", "x[\\x5e]", "[\\u005e-z]", "[\\u{5e}]"])
+def test_a_class_that_would_become_that_of_all_other_letters_is_refused(pattern: str) -> None:
+    with pytest.raises(ValueError, match=r"at position \d begins a \[class\]; write it behind another letter"):
+        checked_regex(pattern)
+
+
+def test_an_expression_is_taken_without_a_word(compiler: GrammarCompiler, capfd: pytest.CaptureFixture[str]) -> None:
+    matcher = compiler.compile(Structure("regex", "^a\\_b$|^\\@[\\#]$")).matcher()
+    assert all(matcher.accept(byte) for byte in (*b"a_b", 256))
+    assert capfd.readouterr().err == ""
+
+
 def test_patterns_of_json_strings_name_no_letter_that_json_escapes() -> None:
     for pattern in ('[^"]*', "[\\n\\t]", "a.b", "\\w+\\s", '["a]', "\\.", "[^\\\\]", "\\/"):
         check_string_pattern(pattern)
-    for pattern in ('"', '\\"', "\\\\", "\\n", "a\tb", "\\x22", "\\u005c", "\\u{22}", "[\\t]", '["]', "(?:\\x0a)"):
+    for pattern in ('"', '\\"', "\\\\", "\\n", "a\tb", "\\x22", "\\u005c", "\\u{22}", "[\\t]", '["]', "(\\x0a)"):
         with pytest.raises(ValueError, match="has to write as an escape"):
             check_string_pattern(pattern)
+    with pytest.raises(ValueError, match="names .* which JSON has to write as an escape"):
+        check_string_pattern("\\cA")
     for pattern in ("\\xg1", "\\x4", "\\u004", "\\u{}", "\\u{41", "\\u{FFFFFFFF}", "\\x", "\\u"):
         with pytest.raises(ValueError, match="is no character"):
             checked_regex(pattern)
