@@ -252,7 +252,7 @@ def test_patterns_of_json_strings_name_no_letter_that_json_escapes() -> None:
     for pattern in ('"', '\\"', "\\\\", "\\n", "a\tb", "\\x22", "\\u005c", "\\u{22}", "[\\t]", '["]', "(\\x0a)"):
         with pytest.raises(ValueError, match="has to write as an escape"):
             check_string_pattern(pattern)
-    with pytest.raises(ValueError, match="names .* which JSON has to write as an escape"):
+    with pytest.raises(ValueError, match="has to write as an escape"):
         check_string_pattern("\\cA")
     for pattern in ("\\xg1", "\\x4", "\\u004", "\\u{}", "\\u{41", "\\u{FFFFFFFF}", "\\x", "\\u"):
         with pytest.raises(ValueError, match="is no character"):
