@@ -6,16 +6,19 @@ set-up runs the real venv, the real pip and the real invoke.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import importlib.metadata
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 import zipfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -154,7 +157,7 @@ class Project:
     def run(self, *words: str, cwd: Path | None = None, prefix: tuple[str, ...] = (), **changes: str) -> Ended:
         """Run `./run` to its end."""
         process = self.start(*words, cwd=cwd, prefix=prefix, **changes)
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=600)
         return Ended(process.returncode, out, err)
 
     @property
@@ -164,7 +167,7 @@ class Project:
 
     def wait_until_busy(self, process: subprocess.Popen[str]) -> None:
         """Wait until an install is under way."""
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 300
         while not self.record.exists():
             assert process.poll() is None and time.monotonic() < deadline, "no install began"
             time.sleep(0.005)
@@ -177,3 +180,33 @@ class Ended:
     code: int
     out: str
     err: str
+
+
+@contextlib.contextmanager
+def stopped(group: int) -> Iterator[None]:
+    """The processes of a group stand still in the block."""
+    os.killpg(group, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.killpg(group, signal.SIGCONT)
+
+
+def until_it_waits(start: subprocess.Popen[str]) -> str:
+    """What a start says until it waits for another one. It fails where the start ends before."""
+    said = ""
+    assert start.stderr is not None
+    while "waiting for it" not in said:
+        line = start.stderr.readline()
+        assert line, f"it did not wait: {said}"
+        said += line
+    return said
+
+
+def children_of(pid: int) -> bytes:
+    """The command lines of a process's children, as far as they are still there."""
+    said = b""
+    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            said += Path(f"/proc/{child}/cmdline").read_bytes()
+    return said
