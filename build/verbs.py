@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -88,11 +88,7 @@ def build(image: str, options: BuildOptions, give: Callable[[Any], None] = lambd
     """
     matrix = with_registry(load_matrix(), options.registry)
     targets = _with_components(matrix, _selected(matrix, image), options.components)
-    if options.warm and any(target.kind == "host" for target in targets):
-        raise UsageError(
-            "--warm is for images: this machine's cache fills by itself, and stays",
-            next_step="`deepinfer warm` of the prefix compiles the kernels ahead",
-        )
+    _check_options(targets, options)
     outcomes: list[Outcome] = []
     rest = [target.name for target in targets]
     try:
@@ -111,6 +107,27 @@ def build(image: str, options: BuildOptions, give: Callable[[Any], None] = lambd
             done = [outcome.to_json() for outcome in outcomes]
             give([*done, *({"image": name, "status": "not done"} for name in rest)])
     return max(outcome.exit_code for outcome in outcomes)
+
+
+def _check_options(targets: Sequence[Target], options: BuildOptions) -> None:
+    """Raise UsageError for an option that none of the targets has, and which would be passed over in silence."""
+    kinds = {target.kind for target in targets}
+    if options.warm and "host" in kinds:
+        raise UsageError(
+            "--warm is for images: this machine's cache fills by itself, and stays",
+            next_step="`deepinfer warm` of the prefix compiles the kernels ahead",
+        )
+    if options.wheels_from is not None and "image" not in kinds:
+        raise UsageError(
+            "--wheels-from is for images: the host compiles its components itself", next_step="leave it out"
+        )
+    _for_the_host("prefix", options.prefix is not None, kinds)
+    _for_the_host("replace-nccl", options.replace_nccl, kinds)
+
+
+def _for_the_host(flag: str, given: bool, kinds: Collection[str]) -> None:
+    if given and "host" not in kinds:
+        raise UsageError(f"--{flag} is for the host, which is not selected", next_step="--image host, or leave it out")
 
 
 def _build_one(matrix: Matrix, target: Target, options: BuildOptions) -> Outcome:
@@ -155,9 +172,11 @@ def check(image: str, *, gpus: int, offline: Path | None, prefix: Path | None, a
     others are checked.
     """
     matrix = load_matrix()
+    targets = _selected(matrix, image)
+    _for_the_host("prefix", prefix is not None, {target.kind for target in targets})
     report: dict[str, Any] = {}
     codes = [0]
-    for target in _built(_selected(matrix, image), image):
+    for target in _built(targets, image):
         try:
             if target.kind == "host":
                 gates, stage = host.check(matrix, target, gpus=gpus, offline=offline, prefix=prefix)

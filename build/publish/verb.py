@@ -76,11 +76,12 @@ def run(request: Request, give: Callable[[Any], None]) -> int:
             return 0
         matrix, engine, seconds = load_matrix(), Engine.connect(), patience()
         targets = _targets(engine, matrix, request.image)
-        names = [target.name for target in targets]
+        selected = [target.name for target in targets]
         if request.archive is not None and len(targets) != 1:
             raise UsageError(
-                "an archive holds one image", cause=f"selected are {', '.join(names)}", next_step="--image NAME"
+                "an archive holds one image", cause=f"selected are {', '.join(selected)}", next_step="--image NAME"
             )
+        names = selected
         for target in targets:
             rows.append(_publish_one(engine, matrix, target, request, where, seconds))
     finally:
@@ -141,6 +142,8 @@ def _destination(request: Request) -> Location | None:
             "publish needs exactly one of --registry, --archive and --from",
             next_step="for example: ./run publish --image flagtree --registry registry.example.org:5000/team",
         )
+    if request.source is not None and request.image != "*":
+        raise UsageError("--from loads the image that the archive holds", next_step="leave --image out")
     if request.wheels and not request.registry:
         raise UsageError("--wheels goes to a registry", next_step="./run publish --wheels --registry HOST[:PORT]/PATH")
     if request.read_back and (request.wheels or not request.registry):

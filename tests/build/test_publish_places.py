@@ -196,6 +196,7 @@ def test_an_image_that_was_tagged_by_hand_is_not_released() -> None:
         Request(registry="registry.example.org", archive=Path("/nowhere/x.tar")),
         Request(source=Path("/nowhere/x.tar"), archive=Path("/nowhere/y.tar")),
         Request(archive=Path("/nowhere/x.tar"), wheels=True),
+        Request(source=Path("/nowhere/x.tar"), image="cpu"),
     ],
 )
 def test_what_does_not_go_together_is_told_before_anything_is_done(request_: Request) -> None:
