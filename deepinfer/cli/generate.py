@@ -102,7 +102,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _same(one: str, other: str) -> bool:
-    return Path(other).exists() and Path(one).exists() and Path(one).samefile(other)
+    try:
+        return Path(one).samefile(other)
+    except (OSError, ValueError):  # told when it is opened
+        return False
 
 
 @contextlib.contextmanager

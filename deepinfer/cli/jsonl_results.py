@@ -126,12 +126,19 @@ def _open(path: Path) -> int:
         if not stat.S_ISREG(found.st_mode):
             raise UsageError(f"{path} is no regular file", next_step='name a file, or "-" for stdout')
         _lock(path, descriptor)
-        if not path.exists() or not os.path.samestat(found, path.stat()):
+        if not _is_at(path, found):
             raise _busy(path)  # who had it has put another in its place, and has locked that one
     except BaseException:
         os.close(descriptor)
         raise
     return descriptor
+
+
+def _is_at(path: Path, found: os.stat_result) -> bool:
+    try:
+        return os.path.samestat(found, path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def _replace(path: Path, named: Path, data: bytes) -> int:

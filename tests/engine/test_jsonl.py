@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import json
@@ -260,6 +261,28 @@ def test_a_writer_whose_file_was_replaced_before_it_had_the_lock_is_refused(
         (tmp_path / "new").rename(path)
 
     monkeypatch.setattr(fcntl, "flock", replaced)
+    with pytest.raises(DeepInferError, match="written by another process"):
+        write(path, [])
+
+
+def test_a_file_that_is_removed_while_it_is_opened_is_no_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, plain, lock = tmp_path / "out.jsonl", Path.exists, fcntl.flock
+
+    def exists(self: Path) -> bool:
+        found = plain(self)
+        self.unlink(missing_ok=True)
+        return found
+
+    def removed(descriptor: int, how: int) -> None:
+        lock(descriptor, how)
+        path.unlink()
+
+    with monkeypatch.context() as patch, contextlib.suppress(DeepInferError):
+        patch.setattr(Path, "exists", exists)
+        write(path, [])
+    monkeypatch.setattr(fcntl, "flock", removed)
     with pytest.raises(DeepInferError, match="written by another process"):
         write(path, [])
 
