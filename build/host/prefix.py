@@ -12,6 +12,7 @@ import glob
 import json
 import shlex
 import shutil
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
@@ -23,7 +24,7 @@ from build.host.nccl import Replacement
 from build.host.offline import OfflineFolder
 from build.image.describe import SCHEMA, component_facts
 from build.image.names import engine_version
-from build.image.overlay import read_minimums, sort_runtime
+from build.image.overlay import read_minimums, sort_runtime, too_old
 from build.image.package import pack_engine
 from build.inspection import Inspection
 from build.locks import fetch_lock, fetched_wheels, fits, install_wheel, read_lock
@@ -166,6 +167,8 @@ def _lay_runtime(
     lock = cache.REPOSITORY / plan.target.runtime_lock
     wanted = {pin.name: pin.version for pin in read_lock(lock).pins}
     decided = sort_runtime(wanted, read_minimums(lock.with_suffix(".in")), inspection.distributions)
+    for line in too_old(decided):
+        print(f"note: {line}", file=sys.stderr, flush=True)
     adding = [name for name, facts in decided.items() if facts["status"] == "added"]
     if not adding:
         return decided

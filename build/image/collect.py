@@ -28,6 +28,7 @@ from build.image.overlay import (
     lock_versions,
     read_minimums,
     sort_runtime,
+    too_old,
 )
 from build.image.package import pack_engine
 from build.image.parts import SCRIPTS, Contents, Part, cached_part, existing_folders
@@ -117,8 +118,7 @@ def user_name(base: Mapping[str, str]) -> dict[str, str]:
 
 
 def _warnings(choice: ToolchainChoice, runtime: Mapping[str, Any], library_path: LibraryPath) -> list[str]:
-    found = [f"{name} {fact['version']}: {fact['reason']}" for name, fact in runtime.items()
-             if fact["status"] == "too old"]  # fmt: skip
+    found = too_old(runtime)
     if choice.status == "added" and choice.host_compiler is None:
         found.append(choice.reason)
     if library_path.problem:

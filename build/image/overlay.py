@@ -56,6 +56,12 @@ def sort_runtime(
     return result
 
 
+def too_old(decided: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """A line for each dependency that the base has too old, for the user to read."""
+    held = {name: fact for name, fact in decided.items() if fact["status"] == "too old"}
+    return [f"{name} {fact['version']}: {fact['reason']}" for name, fact in held.items()]
+
+
 def _fits(requirement: Requirement, version: str) -> bool:
     try:
         return requirement.specifier.contains(Version(version), prereleases=True)

@@ -187,6 +187,17 @@ def test_what_the_interpreter_lacks_comes_from_the_packs_or_is_named(place: Path
     assert (place / "prefix" / "site" / "nowhere_else.py").is_file()
 
 
+def test_what_the_interpreter_has_too_old_is_kept_and_told(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lock = tmp_path / "runtime.lock"
+    lock.write_text(f"packaging==9999.0 --hash=sha256:{'0' * 64}\n")
+    lock.with_suffix(".in").write_text("packaging>=9999\n")
+    lay(place / "prefix", runtime_lock=str(lock))
+    told = capsys.readouterr().err
+    assert "note: packaging " in told and "the engine wants packaging>=9999" in told
+
+
 def test_another_prefix_beside_it_is_not_touched(place: Path, tmp_path: Path) -> None:
     lay(place / "prefix", [good_wheel(tmp_path)])
     shutil.copytree(place / "prefix", place / ".part-prefix-2-abcdefgh")
