@@ -23,6 +23,7 @@ from typing import Any
 from build import cache
 from build.digests import file_sha256
 from build.errors import EnvironmentCannot
+from build.wheels.wheelhouse import DAMAGE
 
 ORDER = ("toolchain", "runtime", "ours", "nccl", "system", "warm", "deepinfer")
 """The parts in the order in which the Dockerfile lays them."""
@@ -192,9 +193,10 @@ def _read(name: str, archive: Path, record: Path) -> Part | None:
         written = json.loads(record.read_text())
         if file_sha256(archive) != written["sha256"]:
             return None
-    except (OSError, ValueError, KeyError):
+        modules, removes = tuple(written["modules"]), tuple(written["removes"])
+        return Part(name, archive, written["size"], modules, removes, written["facts"])
+    except DAMAGE:
         return None
-    return Part(name, archive, written["size"], tuple(written["modules"]), tuple(written["removes"]), written["facts"])
 
 
 @functools.cache

@@ -26,6 +26,7 @@ from build.heartbeat import heartbeat
 from build.image.parts import PREFIX, Contents, Part, cached_part, existing_folders, inside
 from build.inspection import Inspection
 from build.plan import TargetPlan, without_warm
+from build.wheels.wheelhouse import DAMAGE
 
 WARM = PREFIX / "warm" / "triton"
 FOLDER = PurePosixPath("/tmp/deepinfer-warm")
@@ -92,7 +93,7 @@ class _Kept:
             data = self.archive.read_bytes()
             whole = hashlib.sha256(data).hexdigest() == written["sha256"]
             return data if whole and written["base"] == self.base else b""
-        except (OSError, ValueError, KeyError):
+        except DAMAGE:
             return b""
 
     def write(self, archive: Path) -> None:

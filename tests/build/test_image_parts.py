@@ -14,6 +14,7 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 from build.call import call
+from build.digests import file_sha256
 from build.errors import EnvironmentCannot
 from build.image.context import context, render_dockerfile
 from build.image.parts import ORDER, Contents, Part, cached_part, existing_folders, out_of_space, write_archive
@@ -101,6 +102,15 @@ def test_a_damaged_archive_is_made_anew() -> None:
     again = cached_part("image", "ours", ["a"], EXISTING, lay)
     assert again.fresh
     assert again.archive.read_bytes() == whole
+
+
+@pytest.mark.parametrize("record", ["[]", "{", '{"sha256": 1}', "{}"])
+def test_a_part_whose_record_is_damaged_is_made_anew(record: str) -> None:
+    first = cached_part("image", "ours", ["a"], EXISTING, lay)
+    if record == "{}":  # all of it but the sum was lost
+        record = f'{{"sha256": "{file_sha256(first.archive)}"}}'
+    first.archive.with_suffix(".json").write_text(record)
+    assert cached_part("image", "ours", ["a"], EXISTING, lay).fresh
 
 
 def test_what_a_killed_run_left_is_swept(own_cache: Path) -> None:

@@ -127,8 +127,9 @@ def test_the_last_part_is_kept_for_the_same_base_and_only_whole(tmp_path: Path) 
     assert _Kept(tmp_path, "sha256:other").read() == b""
     kept.archive.write_bytes(b"archivX")
     assert kept.read() == b""
-    kept.record.write_text("{")
-    assert kept.read() == b""
+    for damaged in ("{", "[]", '{"sha256": 1}'):
+        kept.record.write_text(damaged)
+        assert kept.read() == b""
 
 
 def test_warm_is_part_of_the_images_key_and_of_no_components() -> None:
