@@ -27,6 +27,11 @@ from build.matrix.load import load_matrix
 REPOSITORIES = ("deepinfer", "deepinfer-base", "deepinfer-builder", "deepinfer-test")
 LOCK = "image-"
 """How the lock of an image's build begins."""
+_REPLICAS = "replica"
+"""The lock of who builds a replica."""
+_LAYER = "os-"
+"""How the targets of Debian's layers in replicas begin."""
+_LOCKABLE = re.compile(r"\w[\w.-]*")
 
 
 def require_known(engine: Engine, pattern: str) -> None:
@@ -88,7 +93,7 @@ def _target(names: Sequence[str], labels: dict[str, str]) -> str:
 
 def being_built(engine: Engine, pattern: str) -> list[str]:
     """The targets that `pattern` names and that somebody builds at this moment, with this cache."""
-    return [target for target in _meant_targets(engine, _patterns(pattern)) if cache.is_locked(f"{LOCK}{target}")]
+    return [target for target in _meant_targets(engine, _patterns(pattern)) if cache.is_locked(_lock_of(target))]
 
 
 def clean_images(engine: Engine, pattern: str, *, keep: Collection[str] = ()) -> list[OurImage]:
@@ -99,13 +104,16 @@ def clean_images(engine: Engine, pattern: str, *, keep: Collection[str] = ()) ->
     """
     patterns = _patterns(pattern)
     builds = builds_run()  # asked before locks of builds are held here
-    with _held(_meant_targets(engine, patterns)) as busy:
+    targets = _meant_targets(engine, patterns)
+    with _held(targets) as busy:
         for target in busy:
             say(f"kept all of {target}: {target} is being built")
         remove_containers(engine, patterns, leave=busy, builds=builds)
         ours = our_images(engine)
         meant = [image for image in ours if image.is_meant(patterns) and image.id not in keep]
-        meant = [image for image in meant if image.target not in busy]
+        # What somebody has begun to build since then is not held here.
+        free = [target for target in targets if target not in busy]
+        meant = [image for image in meant if image.target in free or not _LOCKABLE.fullmatch(image.target)]
         if not meant and not busy:
             known = sorted({image.target for image in ours if image.target})
             say(f"no image of ours matches {pattern!r}" + (f"; there are: {', '.join(known)}" if known else ""))
@@ -121,14 +129,21 @@ def _meant_targets(engine: Engine, patterns: Sequence[str]) -> list[str]:
     here = [image.target for image in our_images(engine) if image.is_meant(patterns)]
     owners = [_owning_target(raw) for raw in _our_containers(engine)]
     named = [name for name in (*load_matrix().targets, *owners) if any(fnmatchcase(name, part) for part in patterns)]
-    return sorted({name for name in (*here, *named) if re.fullmatch(r"\w[\w.-]*", name)})
+    return sorted({name for name in (*here, *named) if _LOCKABLE.fullmatch(name)})
 
 
 @contextmanager
 def _held(targets: Sequence[str]) -> Iterator[list[str]]:
     """Keep builds of these targets from beginning; gives those that somebody builds already."""
     with ExitStack() as stack:
-        yield [target for target in targets if not stack.enter_context(cache.held_at_once(f"{LOCK}{target}"))]
+        locks = sorted({_lock_of(target) for target in targets})
+        busy = [name for name in locks if not stack.enter_context(cache.held_at_once(name))]
+        yield [target for target in targets if _lock_of(target) in busy]
+
+
+def _lock_of(target: str) -> str:
+    """The lock of who builds a target's images; the layers of an operating system belong to all replicas."""
+    return _REPLICAS if target.startswith(_LAYER) else f"{LOCK}{target}"
 
 
 def _remove_images(engine: Engine, meant: list[OurImage]) -> list[OurImage]:
@@ -213,14 +228,17 @@ def remove_unused_os_layers(engine: Engine) -> list[OurImage]:
 
     A replica whose build was interrupted leaves some, which belong to no target's name.
     """
-    if cache.is_locked("replica"):
-        return []
+    with cache.held_at_once(_REPLICAS) as held:
+        return _remove_unused_os_layers(engine) if held else []
+
+
+def _remove_unused_os_layers(engine: Engine) -> list[OurImage]:
     layers = {str(raw.id): list(raw.attrs["RootFS"].get("Layers") or ()) for raw in engine.images()}
     gone: list[OurImage] = []
     for image in our_images(engine):
         own = layers.get(image.id, [])
         used = any(id != image.id and other[: len(own)] == own for id, other in layers.items())
-        if image.target.startswith("os-") and not used and not _remove_image(engine, image):
+        if image.target.startswith(_LAYER) and not used and not _remove_image(engine, image):
             say(f"removed {', '.join(image.names)} ({gb(image.size)}), on which no image stands")
             gone.append(image)
     return gone

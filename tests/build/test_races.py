@@ -18,6 +18,7 @@ import pytest
 
 from build import cache
 from build.clean import folders, verb
+from build.clean.images import clean_images, remove_unused_os_layers
 from build.errors import EnvironmentCannot, GateFailed
 from build.host import compile as host_compile
 from build.image import warm
@@ -290,3 +291,36 @@ def test_the_log_of_warm_caches_that_fail_is_there_to_its_end(monkeypatch: pytes
     with pytest.raises(GateFailed, match="ended with status 3") as told:
         warm._compile(engine, "image", "cpu", b"", Path("unused"))
     assert told.value.log is not None and told.value.log.read_text() == "the last words"
+
+
+class Images:
+    """An engine with images of ours; `begun` is called when it is asked for them the second time."""
+
+    def __init__(self, *names: str, begun: Callable[[], object] = lambda: None) -> None:
+        self.names, self.begun, self.asked = list(names), begun, 0
+        self.client = SimpleNamespace(images=SimpleNamespace(remove=self.names.remove), containers=self)
+
+    def list(self, **_: object) -> list[Any]:
+        return []
+
+    def images(self, **_: object) -> list[Any]:
+        self.asked += 1
+        if self.asked == 2:
+            self.begun()
+        return [
+            SimpleNamespace(id=name, tags=[name], labels={}, attrs={"Size": 1, "RootFS": {"Layers": [name]}})
+            for name in self.names
+        ]
+
+
+def test_what_a_build_has_begun_since_clean_has_looked_stays() -> None:
+    layer, base = "deepinfer-base:os-trixie-0123", "deepinfer-base:some-replica"
+    engine: Any = Images(base, begun=lambda: engine.names.append(layer))
+    assert [image.id for image in clean_images(engine, "some,os-*")] == [base] and engine.names == [layer]
+    with cache.locked("replica"):
+        clean_images(engine, "os-*")
+        assert engine.names == [layer], "a replica is being built, and may stand on it"
+    with begun_after_the_look("replica", pytest.MonkeyPatch()):
+        assert remove_unused_os_layers(engine) == []
+    clean_images(engine, "os-*")
+    assert engine.names == []
