@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -130,6 +132,13 @@ def test_a_crash_a_hang_and_a_missing_program_are_told_apart() -> None:
     assert "hung" in endings["hang"].problem()
     assert endings["lost"].problem() == "status 127: /nonexistent/program: No such file or directory"
     assert endings["exit"].problem() == "status 1: a reason"
+
+
+def test_a_process_that_a_task_leaves_behind_holds_nothing_up() -> None:
+    leaves = "import subprocess; print(subprocess.Popen(['sleep', '600'], start_new_session=True).pid)"
+    ending = Ending(**conductor.run_task({"name": "leaves", "argv": [sys.executable, "-c", leaves], "timeout": 120}))
+    os.kill(int(ending.stdout), signal.SIGKILL)  # it lives on while the ending is told
+    assert ending.ok
 
 
 def test_the_environment_of_a_task_is_laid_over_and_taken_away(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,9 +11,10 @@ import contextlib
 import os
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import IO, Any
 
 _KEPT = 6000
 
@@ -29,27 +30,28 @@ def run_task(task: Mapping[str, Any]) -> dict[str, Any]:
     for name in task.get("unset", []):
         env.pop(name, None)
     start = time.monotonic()
-    try:
-        child = subprocess.Popen(
-            task["argv"],
-            cwd="/",
-            env=env,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        )
-    except OSError as problem:
-        return _ending(127, "", f"{task['argv'][0]}: {problem.strerror}", start)
-    try:
-        out, err = child.communicate(timeout=task.get("timeout", 120))
+    # Files, not pipes: a process that a module leaves behind would hold a pipe open, and its end would be waited for.
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        try:
+            child = subprocess.Popen(
+                task["argv"], cwd="/", env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
+            )
+        except OSError as problem:
+            return _ending(127, "", f"{task['argv'][0]}: {problem.strerror}", start)
         late = False
-    except subprocess.TimeoutExpired:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGKILL)
-        out, err = child.communicate()
-        late = True
-    return _ending(child.returncode, out.decode(errors="replace"), err.decode(errors="replace"), start, late)
+        try:
+            child.wait(task.get("timeout", 120))
+        except subprocess.TimeoutExpired:
+            late = True
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+        return _ending(child.returncode, _text(out), _text(err), start, late)
+
+
+def _text(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read().decode(errors="replace")
 
 
 def _ending(status: int, out: str, err: str, start: float, late: bool = False) -> dict[str, Any]:
