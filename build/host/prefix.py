@@ -8,13 +8,16 @@ PREFIX/image.json  what is here, for `deepinfer env`
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import glob
 import json
+import os
 import shlex
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -70,10 +73,18 @@ def check_prefix(prefix: Path) -> None:
             f"--prefix {prefix} has a colon in it, at which PYTHONPATH would be split",
             next_step="give --prefix a folder without one",
         )
-    if prefix.exists() and not is_ours(prefix) and (not prefix.is_dir() or any(prefix.iterdir())):
-        raise EnvironmentCannot(
-            f"{prefix} holds something else and is left alone", next_step="give --prefix an empty or new folder"
-        )
+    if prefix.exists() and not _is_for_us(prefix):
+        raise _somebody_elses(prefix)
+
+
+def _is_for_us(folder: Path) -> bool:
+    return is_ours(folder) or (folder.is_dir() and not any(folder.iterdir()))
+
+
+def _somebody_elses(prefix: Path) -> EnvironmentCannot:
+    return EnvironmentCannot(
+        f"{prefix} holds something else and is left alone", next_step="give --prefix an empty or new folder"
+    )
 
 
 def lay_prefix(
@@ -98,26 +109,41 @@ def lay_prefix(
     check_prefix(prefix)
     try:
         prefix.parent.mkdir(parents=True, exist_ok=True)
-        for left in prefix.parent.glob(f".part-{glob.escape(prefix.name)}-????????"):
-            _restore(left / "old", prefix)
-            shutil.rmtree(left, ignore_errors=True)
-        with tempfile.TemporaryDirectory(prefix=f".part-{prefix.name}-", dir=prefix.parent) as scratch:
-            tree = Path(scratch) / "tree"
-            final = tree.joinpath(*prefix.parts[1:])
-            final.mkdir(parents=True)
-            runtime = _lay_site(prefix, tree, plan, inspection, results, offline)
-            if nccl is not None:
-                _lay_nccl(final, nccl, Path(replaced.target if replaced else str(inspection.nccl_loaded)))
-            _lay_command(prefix, final, inspection)
-            document = _document(plan, inspection, results, runtime, replaced)
-            (final / "image.json").write_text(json.dumps(document, indent=1, sort_keys=True) + "\n")
-            _swap(final, prefix, Path(scratch) / "old")
+        with _alone_in(prefix.parent):
+            for left in prefix.parent.glob(f".part-{glob.escape(prefix.name)}-????????"):
+                _restore(left / "old", prefix)
+                shutil.rmtree(left, ignore_errors=True)
+            with tempfile.TemporaryDirectory(prefix=f".part-{prefix.name}-", dir=prefix.parent) as scratch:
+                tree = Path(scratch) / "tree"
+                final = tree.joinpath(*prefix.parts[1:])
+                final.mkdir(parents=True)
+                runtime = _lay_site(prefix, tree, plan, inspection, results, offline)
+                if nccl is not None:
+                    _lay_nccl(final, nccl, Path(replaced.target if replaced else str(inspection.nccl_loaded)))
+                _lay_command(prefix, final, inspection)
+                document = _document(plan, inspection, results, runtime, replaced)
+                (final / "image.json").write_text(json.dumps(document, indent=1, sort_keys=True) + "\n")
+                _swap(final, prefix, Path(scratch) / "old")
     except OSError as problem:
         raise EnvironmentCannot(
             f"the prefix {prefix} cannot be written: {problem.strerror or problem}",
             cause="the folder belongs to another user, or the disk is full",
             next_step="give --prefix a folder that you can write",
         ) from problem
+
+
+@contextlib.contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Keep out who lays a prefix there with another build cache, whose lock is another one: what is half laid is no
+    leftover. A file system without such locks does without.
+    """
+    number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(number, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(number)
 
 
 def _restore(old: Path, prefix: Path) -> None:
@@ -130,8 +156,10 @@ def _swap(new: Path, prefix: Path, old: Path) -> None:
     if prefix.exists():
         prefix.rename(old)
     try:
+        if old.exists() and not _is_for_us(old):  # looked at where nobody can write into it any more
+            raise _somebody_elses(prefix)
         new.rename(prefix)
-    except OSError:
+    except (EnvironmentCannot, OSError):
         if old.exists():
             old.rename(prefix)
         raise

@@ -7,12 +7,15 @@ import json
 import os
 import shutil
 import subprocess
+import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from build.errors import EnvironmentCannot, MatrixError, UsageError
+from build.host import prefix as prefixes
 from build.host.nccl import Replacement
 from build.host.offline import OfflineFolder
 from build.host.prefix import check_prefix, is_ours, lay_prefix, python_of
@@ -123,6 +126,41 @@ def test_killed_between_its_two_renames_the_old_prefix_comes_back(place: Path, t
     prefix.rename(left / "old")
     with pytest.raises((EnvironmentCannot, MatrixError)):
         lay(prefix, [broken_wheel(tmp_path)])
+    assert is_ours(prefix) and leftovers(place) == []
+
+
+def test_what_somebody_writes_into_an_empty_folder_meanwhile_is_left_alone(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs, plain = place / "theirs", prefixes._lay_command
+    theirs.mkdir()
+
+    def lay_command(*arguments: Any) -> None:
+        plain(*arguments)
+        (theirs / "photo.jpg").touch()
+
+    monkeypatch.setattr(prefixes, "_lay_command", lay_command)
+    with pytest.raises(EnvironmentCannot, match="theirs holds something else and is left alone"):
+        lay(theirs)
+    assert [path.name for path in theirs.iterdir()] == ["photo.jpg"] and leftovers(place) == []
+
+
+def test_two_that_lay_one_prefix_with_caches_of_their_own_take_turns(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefix, plain, others = place / "prefix", prefixes._lay_command, []
+
+    def lay_command(*arguments: Any) -> None:
+        if not others:
+            monkeypatch.setenv("DEEPINFER_BUILD_CACHE", str(tmp_path / "another"))
+            others.append(threading.Thread(target=lay, args=(prefix,)))
+            others[0].start()
+            others[0].join(0.3)  # time to do harm, if it may
+        plain(*arguments)
+
+    monkeypatch.setattr(prefixes, "_lay_command", lay_command)
+    lay(prefix)
+    others[0].join(300)
     assert is_ours(prefix) and leftovers(place) == []
 
 
