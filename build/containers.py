@@ -124,7 +124,6 @@ class Engine:
         target: str | None = None,
         args: Mapping[str, str] | None = None,
         labels: Mapping[str, str] | None = None,
-        secrets: Mapping[str, Path] | None = None,
         network: str = "none",
         log: Path,
         timeout: float = 3600,
@@ -140,8 +139,6 @@ class Engine:
             argv += ["--build-arg", f"{name}={value}"]
         for name, value in (labels or {}).items():
             argv += ["--label", f"{name}={value}"]
-        for name, path in (secrets or {}).items():
-            argv += ["--secret", f"id={name},src={path}"]
         call(*argv, str(context), env={"DOCKER_BUILDKIT": "1"}, log=log, timeout=timeout)
         built = self.image_id(tag)
         if built is None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-
 from build import cache as build_cache
 from build.clean.folders import builds_run, remove, remove_cache, remove_leftovers, size_of
 from build.clean.images import (
@@ -28,7 +25,6 @@ def run(
     cache: bool = False,
     host: bool = False,
     yes: bool = False,
-    restore_host: Callable[[], list[str]] | None = None,
 ) -> int:
     """Remove what is named; without anything named, only what interrupted runs left behind.
 
@@ -37,7 +33,6 @@ def run(
         docker: stop the dockerd that `./run` started; with containers that run in it only with `yes`.
         cache: remove the build cache; needs `yes`.
         host: put back the NCCL file that was replaced, and remove the host target's prefix.
-        restore_host: what does so, and returns a line for each thing done.
 
     Raises:
         UsageError: the cache without `yes`.
@@ -53,7 +48,7 @@ def run(
         _refuse_while_dockerd_works(yes=yes)
     busy: list[str] = []
     if host:
-        for line in (restore_host or _restore_host)():
+        for line in _restore_host():
             say(line)
     if images:
         engine = Engine.connect()
@@ -64,7 +59,7 @@ def run(
         pid = _stop_dockerd()
         say(f"stopped dockerd (process {pid})" if pid else "no dockerd that ./run started is running")
     if cache:
-        remove_cache(_cache_root())
+        remove_cache(build_cache.root())
     elif not (images or docker or host):
         clean_leftovers()
     if busy:
@@ -122,10 +117,6 @@ def clean_leftovers() -> None:
     if dockerd.started_by_us():
         say("dockerd, started by ./run, goes on; `./run clean --docker` stops it")
     say(f"kept the build cache ({gb(size_of(build_cache.root()))}); `./run clean --cache --yes` removes it")
-
-
-def _cache_root() -> Path:
-    return build_cache.root()
 
 
 def _cache_size() -> str:
