@@ -19,6 +19,7 @@ from build.clean.verb import run
 from build.command import as_build_error
 from build.containers import CACHE_LABEL, LABEL, PROCESS_LABEL, Engine
 from build.errors import EnvironmentCannot, NothingSelected, UsageError
+from build.host.nccl import replace_nccl
 from build.processes import identity, lives, own_mark
 
 
@@ -140,9 +141,13 @@ def test_a_process_is_known_until_it_ends_and_no_other_is_taken_for_it() -> None
         assert not lives(text)
 
 
-def test_host_calls_what_puts_nccl_back(capsys: pytest.CaptureFixture[str]) -> None:
-    run(host=True, restore_host=lambda: ["put the old file back"])
-    assert "clean: put the old file back" in capsys.readouterr().err
+def test_host_puts_nccl_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    loaded, new = tmp_path / "libnccl.so.2", tmp_path / "new.so"
+    loaded.write_bytes(b"old")
+    new.write_bytes(b"new")
+    replace_nccl(loaded, new, "2.32.3")
+    assert run(host=True) == 0
+    assert loaded.read_bytes() == b"old" and f"clean: put the old {loaded} back" in capsys.readouterr().err
 
 
 def test_the_host_is_left_alone_while_it_is_built(own_cache: Path) -> None:
