@@ -29,12 +29,12 @@ class Container:
     def __init__(self, raw: Any) -> None:
         self.raw = raw
 
-    def put(self, files: Mapping[str, bytes | Path], *, mode: int = 0o644, uid: int = 0) -> None:
-        """Write files (absolute path in the container -> bytes, or a local file or folder) into the container."""
+    def put(self, files: Mapping[str, bytes | Path], *, mode: int = 0o644) -> None:
+        """Write files (absolute path in the container -> bytes, or a local file or folder), as root's."""
         buffer = io.BytesIO()
         with tarfile.open(fileobj=buffer, mode="w") as archive:
             for target, content in files.items():
-                _add(archive, target.lstrip("/"), content, mode, uid)
+                _add(archive, target.lstrip("/"), content, mode)
         self.raw.put_archive("/", buffer.getvalue())
 
     def put_tar(self, path: str, data: bytes) -> None:
@@ -101,9 +101,9 @@ class Container:
             self.raw.kill()
 
 
-def _add(archive: tarfile.TarFile, name: str, content: bytes | Path, mode: int, uid: int) -> None:
+def _add(archive: tarfile.TarFile, name: str, content: bytes | Path, mode: int) -> None:
     def own(info: tarfile.TarInfo) -> tarfile.TarInfo:
-        info.uid = info.gid = uid
+        info.uid = info.gid = 0
         info.uname = info.gname = ""
         return info
 
