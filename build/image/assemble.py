@@ -49,7 +49,6 @@ class Built:
 
     tags: the immutable tag, then the moving one, which exists only after `promote`.
     sizes: bytes of the layers of `nccl`, `toolchain`, `runtime`, `warm` and `ours`, as the engine measures them.
-    declared: what differs from the base on purpose (see `describe.declared_changes`), for the gates.
     document: image.json.
     """
 
@@ -57,7 +56,6 @@ class Built:
     tags: tuple[str, ...]
     sizes: Mapping[str, int]
     labels: Mapping[str, str]
-    declared: Mapping[str, Any] = field(default_factory=dict)
     document: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -109,9 +107,8 @@ def assemble(
         image_id = _existing(engine, collected, base) or _build(engine, plan, base, inspection, collected)
         sizes = measure_sizes(engine, image_id, base.image_id)
         check_size(plan.target.name, sizes)
-        document = json.loads(collected.document)
         tags = (collected.tag, moving_tag(plan.target.name))
-        return Built(image_id, tags, sizes, engine.labels(image_id), document["declared"], document)
+        return Built(image_id, tags, sizes, engine.labels(image_id), json.loads(collected.document))
 
 
 def promote(engine: Engine, built: Built) -> None:

@@ -99,10 +99,6 @@ class LibraryPath:
     notes: tuple[str, ...] = ()
     problem: str = ""
 
-    def declared(self) -> dict[str, object]:
-        """soname -> what was copied, for image.json and the gates; `{}` when nothing was."""
-        return {copy.soname: copy.facts() for copy in self.copies}
-
 
 def needs_examination(inspection: Inspection) -> tuple[Library, ...]:
     """The libraries that may have to be copied: of another CUDA major version than torch's; none without CUDA."""

@@ -114,7 +114,7 @@ print("\\n".join(sorted(found)))
 
 
 def test_the_image_declares_it_and_its_inspection_needs_no_second_cure(ground: Ground) -> None:
-    assert ground.built.declared["cudart12"]["version"] == "12.8.57"
+    assert ground.built.document["declared"]["cudart12"]["version"] == "12.8.57"
     assert ground.built.labels[f"{LABEL}.cudart12"] == "12.8.57"
     again = examine(ground.engine, ground.built.image_id, ground.inspection)
     assert again.copies == ()
