@@ -7,6 +7,7 @@ import re
 
 from build.errors import UsageError
 from build.matrix.model import Matrix
+from build.publish.location import refuse_secrets
 
 _REGISTRY = re.compile(r"(?P<host>[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:]+\])(?::(?P<port>\d{1,5}))?")
 
@@ -18,6 +19,7 @@ def with_registry(matrix: Matrix, registry: str) -> Matrix:
     """
     if not registry:
         return matrix
+    refuse_secrets(registry)
     match = _REGISTRY.fullmatch(registry)
     port = int(match["port"] or 443) if match else 0
     # A first part without a dot or a port is a folder of Docker Hub to Docker, not a host.

@@ -17,6 +17,16 @@ _PART = re.compile(r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*")
 _EXAMPLE = "for example: --registry registry.example.org:5000/team"
 
 
+def refuse_secrets(address: str) -> None:
+    """Raise UsageError, without a word of it, for an address of a registry that may hold a password."""
+    if "@" in address:
+        raise UsageError(
+            "a registry's address holds no user, password or digest",
+            cause="everybody on this machine can read a command line",
+            next_step="`docker login HOST`, or DEEPINFER_REGISTRY_USER and DEEPINFER_REGISTRY_PASSWORD_FILE",
+        )
+
+
 @dataclass(frozen=True)
 class Location:
     """A registry (`host`, with its port) and a path in it, which may be empty."""
@@ -27,12 +37,7 @@ class Location:
     @classmethod
     def parse(cls, text: str, *, flag: str = "registry") -> Location:
         """Read what the command line says. Raises UsageError, which never repeats a text that may hold a password."""
-        if "@" in text:
-            raise UsageError(
-                "a registry's address holds no user, password or digest",
-                cause="everybody on this machine can read a command line",
-                next_step="`docker login HOST`, or DEEPINFER_REGISTRY_USER and DEEPINFER_REGISTRY_PASSWORD_FILE",
-            )
+        refuse_secrets(text)
         if "://" in text:
             raise UsageError(f"--{flag} {text!r} is a URL; a registry is named without https://", next_step=_EXAMPLE)
         host, *parts = text.removesuffix("/").split("/")

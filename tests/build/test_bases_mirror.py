@@ -40,6 +40,13 @@ def test_registries(good: str) -> None:
     assert with_registry(matrix_of("a/b:1"), good).targets["t0"].vendor == f"{good}/a/b:1"
 
 
+def test_a_password_in_an_address_is_not_repeated() -> None:
+    for text in ("me:hunter2@x.org:5000", "https://me:hunter2@x.org"):
+        with pytest.raises(UsageError, match="no user, password or digest") as told:
+            with_registry(matrix_of("a/b:1"), text)
+        assert "hunter2" not in str(told.value)
+
+
 @pytest.mark.parametrize(
     "bad",
     ["https://x.org", "x.org/", "x.org/path", "mirror", "x.org:0", "x.org:99999", "x.org:", "a b:1", "-x.org", "é.org"],
