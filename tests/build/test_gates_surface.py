@@ -130,6 +130,26 @@ def test_a_scan_that_failed_or_had_no_base_is_not_silent() -> None:
     assert "could not be listed: the scan printed no list" in verdicts.results[2].detail
 
 
+@pytest.mark.parametrize(
+    ("proxy", "hidden"),
+    [
+        ("http://proxy.own.example:3128", "proxy.own.example"),
+        ("10.0.0.7:3128", "10.0.0.7"),
+        ("http://proxy:3128", "//proxy"),
+        ("http://localhost:3128", None),
+        ("http://127.0.0.1:3128", None),
+        ("http://[::1]:3128", None),
+        ("http://[::1", None),
+    ],
+)
+def test_a_host_is_hidden_by_a_text_that_tells_it_from_other_words(
+    proxy: str, hidden: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A proxy of this machine itself tells nothing, and its name stands in many a file."""
+    monkeypatch.setenv("HTTPS_PROXY", proxy)
+    assert needles().get("the host of HTTPS_PROXY") == hidden
+
+
 def test_an_index_of_pips_configuration_is_hidden_whatever_is_escaped_in_its_address(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -137,3 +157,14 @@ def test_an_index_of_pips_configuration_is_hidden_whatever_is_escaped_in_its_add
     (tmp_path / ".pip").mkdir()
     (tmp_path / ".pip" / "pip.conf").write_text("[global]\nindex-url = https://me%40team:x@mirror.own.example/simple\n")
     assert needles()["the host of pip's index"] == "mirror.own.example"
+
+
+def test_every_host_of_a_setting_is_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIP_EXTRA_INDEX_URL", "https://one.own.example/simple https://two.own.example/simple")
+    monkeypatch.setenv("HTTP_PROXY", "http://one.own.example:3128")
+    found = {what: text for what, text in needles().items() if text.endswith(".own.example")}
+    assert found == {
+        "the host of PIP_EXTRA_INDEX_URL": "one.own.example",
+        "the host of PIP_EXTRA_INDEX_URL (2)": "two.own.example",
+        "the host of HTTP_PROXY": "one.own.example",
+    }

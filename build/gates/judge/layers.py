@@ -35,24 +35,34 @@ _PIP_FILES = ("/etc/pip.conf", "~/.config/pip/pip.conf", "~/.pip/pip.conf", "/et
 
 def needles() -> dict[str, str]:
     """Host names of this machine's package indexes and proxies: what it is -> the text that may not be in an image."""
+    settings = {f"the host of {name}": os.environ.get(name, "") for name in (*_INDEXES, *_PROXIES)}
+    settings["the host of pip's index"] = " ".join(map(_pip_indexes, _PIP_FILES))
     found = {}
-    for name in (*_INDEXES, *_PROXIES):
-        for url in os.environ.get(name, "").split():
-            host = urlsplit(url if "//" in url else f"//{url}").hostname or ""
-            if host not in _PUBLIC_HOSTS:
-                found[f"the host of {name}"] = host
-    for file in _PIP_FILES:
-        parser = configparser.RawConfigParser()  # as pip reads it: an address may hold a %
-        try:
-            parser.read(Path(file).expanduser())
-            values = [parser.get("global", key, fallback="") for key in ("index-url", "extra-index-url")]
-        except (configparser.Error, ValueError, RuntimeError):  # not such a file, no text, or a user without a home
-            continue
-        for url in " ".join(values).split():
-            host = urlsplit(url).hostname or ""
-            if host not in _PUBLIC_HOSTS:
-                found["the host of pip's index"] = host
+    for what, addresses in settings.items():
+        for number, text in enumerate(dict.fromkeys(filter(None, map(_telling, addresses.split()))), 1):
+            found[what if number == 1 else f"{what} ({number})"] = text
     return found
+
+
+def _pip_indexes(file: str) -> str:
+    """The addresses of package indexes in one of pip's files; "" without."""
+    parser = configparser.RawConfigParser()  # as pip reads it: an address may hold a %
+    try:
+        parser.read(Path(file).expanduser())
+        return " ".join(parser.get("global", key, fallback="") for key in ("index-url", "extra-index-url"))
+    except (configparser.Error, ValueError, RuntimeError):  # not such a file, no text, or a user without a home
+        return ""
+
+
+def _telling(url: str) -> str:
+    """The text by which the host of an address is found again; "" for a public one and for this machine itself."""
+    try:
+        host = urlsplit(url if "//" in url else f"//{url}").hostname or ""
+    except ValueError:
+        return ""
+    if host in _PUBLIC_HOSTS or host in ("localhost", "::1") or host.startswith("127."):
+        return ""
+    return host if "." in host or ":" in host else f"//{host}"  # a single word stands in many a text
 
 
 def judge_layers(
