@@ -61,7 +61,7 @@ EXACTNESS = ("deepinfer.exactness", "--model", "nowhere")
         ("torch", ("deepinfer.ops.ab", "--device", "cpu", "norm_tl")),
         ("triton", ("deepinfer.ops.variants", "--help")),
         ("torch", ("benchmarks.step", "--help")),
-        ("triton", ("benchmarks.ops", "--help")),
+        ("torch", ("benchmarks.ops", "--help")),
         ("torch", ("benchmarks.load", "--help")),
         ("numpy", ("benchmarks.batch", "--help")),
     ],
