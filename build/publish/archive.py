@@ -6,6 +6,7 @@ API, and skopeo translates. What OCI has no word for, the HEALTHCHECK, is lost o
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import os
 import shlex
@@ -271,7 +272,7 @@ def _alone(file: Path) -> Iterator[None]:
     """
     name = hashlib.sha256(os.fsencode(os.path.realpath(file))).hexdigest()[:16]
     with cache.locked(f"image-archive-{name}", waiting_for=f"archive {file.name}"):
-        for part in file.parent.glob(f".part-*-{file.name}"):
+        for part in file.parent.glob(f".part-????????-{glob.escape(file.name)}"):
             print(f"removing {part.name}, which an interrupted run left", file=sys.stderr)
             part.unlink(missing_ok=True)
         yield

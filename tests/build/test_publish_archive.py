@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from build.errors import EnvironmentCannot, UsageError
-from build.publish.archive import write_archive
+from build.publish.archive import _alone, write_archive
 from build.publish.layout import add_documents, read_attached, read_layout
 from build.publish.manifests import sha256
 from tests.publish_layouts import archive_of, documents_in, image_manifest
@@ -63,6 +63,20 @@ def test_an_archive_takes_the_place_of_a_file_alone(tmp_path: Path) -> None:
             write_archive(nobody, nobody, tmp_path / name)
     assert (tmp_path / "pipe").is_fifo()
     assert {entry.name for entry in tmp_path.iterdir()} == {"pipe", "link"}
+
+
+def test_only_what_was_left_of_this_very_file_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DEEPINFER_BUILD_CACHE", str(tmp_path / "cache"))
+    names = {
+        "x[1].tar": ".part-abcdefgh-x[1].tar",
+        "my-x[1].tar": ".part-abcdefgh-my-x[1].tar",
+        "x1.tar": ".part-abcdefgh-x1.tar",
+    }
+    for part in names.values():
+        (tmp_path / part).touch()
+    with _alone(tmp_path / "x[1].tar"):
+        left = {path.name for path in tmp_path.glob(".part-*")}
+    assert left == set(names.values()) - {names["x[1].tar"]}
 
 
 def test_what_is_no_file_is_not_read_as_an_archive(tmp_path: Path) -> None:
