@@ -14,6 +14,7 @@ _HEX = {"x": 2, "u": 4}
 _ESCAPED = frozenset("\"$'()*+-./?[\\]^{|}")
 """Letters that xgrammar takes for themselves behind a backslash, without a word."""
 _CODE = re.compile(r"\\(x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4}|u\{[0-9A-Fa-f]{1,6}\})")
+_BRACES = re.compile(r"\{\d+(,\d*)?\}")
 _SPECIAL_GROUP = re.compile(r"\(\?(?!:|<\w)<?.?")
 """All but (?:…) and (?<name>…): lookahead would be passed over in patterns of JSON strings."""
 _JUDGED_LATER = "bBkpPc123456789"
@@ -54,20 +55,12 @@ def units(pattern: str) -> Iterator[Unit]:
         place += len(text)
 
 
-def without_anchors(pattern: str) -> str:
-    """The expression without anchors where they say nothing new: the whole text has to match anyway.
-
-    Raises:
-        ValueError: an anchor is within the expression, an escape is none, or a group is more than a group.
-    """
-    return "".join(unit.text for unit in _without_anchors(pattern))
-
-
 def checked_regex(pattern: str) -> str:
-    """The same of an expression that is not a JSON string's, spelled as xgrammar reads it.
+    """An expression as xgrammar reads it, without anchors where they say nothing new: the whole text has to match.
 
     Raises:
-        ValueError: as `without_anchors`, or a [class] begins with an escaped ^, which xgrammar takes for a bare one.
+        ValueError: an anchor is within the expression, an escape is none, a group is more than a group, or a [class]
+            begins with an escaped ^, which xgrammar takes for a bare one.
     """
     kept = []
     for unit in _without_anchors(pattern):
@@ -97,20 +90,41 @@ def _spelled(unit: Unit) -> str:
     return unit.text if known else unit.letter  # of others it says on stderr that it takes them for themselves
 
 
-def check_string_pattern(pattern: str) -> None:
-    """Refuse an expression for a JSON string that names a letter which JSON writes with a backslash.
+def checked_string_pattern(pattern: str) -> str:
+    """The same of an expression for a JSON string, which xgrammar reads by other means.
 
-    xgrammar would write such a letter as it is, and the text would be no JSON. In a [class] with others it leaves the
-    letter out, which is right.
+    It would write a quote, a backslash or a control character that an expression names as it is, and the text would be
+    no JSON. In a [class] with others it leaves the letter out, which is right, but not where a letter beyond ASCII or a
+    bare ] is in the expression: these are escaped. By (-a+)? it would take an a without the -: {0,1} is right.
 
     Raises:
-        ValueError: it names a quote, a backslash or a control character.
+        ValueError: as `checked_regex`, or it names a quote, a backslash or a control character. A [class] may begin
+            with an escaped ^.
     """
-    found = [*_without_anchors(pattern), Unit("", "", 0, 0, None)]
-    for unit, after in pairwise(found):
+    found = list(_without_anchors(pattern))
+    for unit, after in pairwise([*found, Unit("", "", 0, 0, None)]):
         alone = unit.inside is None or (unit.inside == 0 and after.text == "]")
         if alone and unit.letter and (unit.letter in '"\\' or unit.letter < " "):
             raise ValueError(f"the pattern {pattern!r} names {unit.letter!r}, which JSON has to write as an escape")
+    kept: list[str] = []
+    before, repeats, end = "", False, -1  # the unit before; whether it ends a repetition; where one with braces ends
+    for unit in found:
+        text = _escaped(unit)
+        if unit.inside is None and unit.text == "{" and (braces := _BRACES.match(pattern, unit.place)):
+            end = braces.end() - 1
+        if unit.inside is None and unit.text == "?" and before != "(":
+            text = "" if repeats else "{0,1}"  # a lazy repetition matches the same texts
+        kept.append(text)
+        repeats = unit.inside is None and (unit.text in ("*", "+") or unit.place == end or text == "{0,1}")
+        before = unit.text
+    return "".join(kept)
+
+
+def _escaped(unit: Unit) -> str:
+    if unit.text.isascii() and (unit.text != "]" or unit.inside is not None):
+        return unit.text
+    code = ord(unit.text[-1])  # of an escaped letter the letter
+    return "\\]" if code == ord("]") else f"\\u{{{code:x}}}"
 
 
 def _escape(pattern: str, place: int) -> str:

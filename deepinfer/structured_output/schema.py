@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 from urllib.parse import unquote
 
-from deepinfer.structured_output.regex import check_string_pattern, without_anchors
+from deepinfer.structured_output.regex import checked_string_pattern
 
 DEEPEST = 100
 """Levels of a schema; xgrammar's time grows with their third power."""
@@ -65,13 +65,20 @@ def name_alternatives(schema: object) -> None:
                 part["anyOf"] = part.pop("oneOf")
 
 
-def leave_anchors_out(schema: object) -> None:
-    """Patterns without the anchors that say nothing new, of which xgrammar tells on stderr. It changes the schema,
-    which `check_schema` has passed.
+def spell_patterns(schema: object) -> None:
+    """Write the patterns as xgrammar reads them rightly. It changes the schema, which `check_schema` has passed.
+
+    Raises:
+        ValueError: two patterns of one object say the same.
     """
-    for _, part in _reached(schema):
-        if isinstance(part.get("pattern"), str):
-            part["pattern"] = without_anchors(part["pattern"])
+    for _, part in list(_reached(schema)):
+        for owner in (part, part.get("propertyNames")):
+            if isinstance(owner, dict) and isinstance(owner.get("pattern"), str):
+                owner["pattern"] = checked_string_pattern(owner["pattern"])
+        if isinstance(patterns := part.get("patternProperties"), dict):
+            part["patternProperties"] = {checked_string_pattern(one): inner for one, inner in patterns.items()}
+            if len(part["patternProperties"]) < len(patterns):
+                raise ValueError("two of the names of 'patternProperties' are the same expression")
 
 
 def _reached(schema: object) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -110,7 +117,7 @@ def _problems(schema: dict[str, Any]) -> Iterator[tuple[str, str]]:
             yield "multipleOf", "a limit stands beside it"
     if isinstance(schema.get("pattern"), str):
         try:
-            check_string_pattern(schema["pattern"])
+            checked_string_pattern(schema["pattern"])
         except ValueError as problem:
             yield "pattern", str(problem)
     reference = schema.get("$ref")
@@ -180,7 +187,7 @@ def _objects(schema: dict[str, Any]) -> Iterator[tuple[str, str]]:
     patterns = schema.get("patternProperties")
     for pattern in patterns if isinstance(patterns, dict) else ():
         try:
-            check_string_pattern(pattern)
+            checked_string_pattern(pattern)
         except ValueError as problem:
             yield "patternProperties", str(problem)
 

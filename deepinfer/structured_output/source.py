@@ -9,7 +9,7 @@ from deepinfer.errors import kind_of
 from deepinfer.json_text import strict_json
 from deepinfer.sampling.params import Structure
 from deepinfer.structured_output.regex import checked_regex
-from deepinfer.structured_output.schema import check_schema, leave_anchors_out, name_alternatives
+from deepinfer.structured_output.schema import check_schema, name_alternatives, spell_patterns
 from deepinfer.structured_output.size import LONGEST_GRAMMAR, size_of
 
 MOST_ENTRIES = 2000
@@ -46,7 +46,7 @@ def _schema_text(grammar: object) -> str:
     _check_size(sum(map(size_of, _patterns(schema))), 0)
     check_schema(schema)
     name_alternatives(schema)
-    leave_anchors_out(schema)
+    spell_patterns(schema)
     return json.dumps(schema)
 
 

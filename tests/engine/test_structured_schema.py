@@ -12,7 +12,7 @@ import pytest
 
 from deepinfer.sampling import Structure
 from deepinfer.structured_output import GrammarCompiler
-from deepinfer.structured_output.regex import check_string_pattern, checked_regex
+from deepinfer.structured_output.regex import checked_regex, checked_string_pattern
 from deepinfer.structured_output.schema import check_schema
 
 INTEGER = {"type": "integer"}
@@ -118,6 +118,10 @@ def test_depth_circles_and_definitions_that_nobody_uses() -> None:
         ({"type": "string", "minLength": 2, "maxLength": 3}, "ab\u20ac", "abcd"),
         ({"type": "string", "pattern": '^[^"x]+$'}, "ab", "ax"),
         ({"type": "string", "pattern": "^a$|^b$"}, "b", "c"),
+        ({"type": "string", "pattern": "^[A-Z]+(-[0-9]+)?$"}, "AB-12", "AB12"),
+        ({"type": "string", "pattern": "(?:-a+b??)??c"}, "-aac", "aac"),
+        ({"type": "object", "patternProperties": {"^(-a+)?$": INTEGER}}, {"-a": 1}, {"a": 1}),
+        ({"type": "object", "propertyNames": {"pattern": "^(-a+)?$"}}, {"-a": 1}, {"a": 1}),
         ({"type": "string", "pattern": "[\\^a]"}, "^", "b"),
         ({"type": "string", "format": "date"}, "2020-01-02", "today"),
         ({"type": "array", "items": INTEGER, "minItems": 2}, [1, 2], [1]),
@@ -151,7 +155,13 @@ def test_alternatives_that_something_refers_to_keep_their_name(compiler: Grammar
     assert fits(compiler, schema, [1]) and not fits(compiler, schema, ["a"])
 
 
-@pytest.mark.parametrize("limits", [{}, {"maxLength": 9}, {"minLength": 1}, {"pattern": "[^a]"}, {"pattern": "."}])
+LIMITS: list[dict[str, Any]] = [
+    {}, {"maxLength": 9}, {"minLength": 1}, {"pattern": "[^a]"}, {"pattern": "."}, {"pattern": "\u00e9?[^a]"},
+    {"pattern": "[\u00e0-\u00fc]?.*"}, {"pattern": "]?\\S"}, {"pattern": "\\\u00e9*\\W"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("limits", LIMITS)
 def test_strings_have_no_letter_that_json_escapes(compiler: GrammarCompiler, limits: dict[str, Any]) -> None:
     grammar = compiler.compile(Structure("json", {"type": "string", **limits}))
     for byte in (*range(32), ord('"')):
@@ -246,14 +256,31 @@ def test_an_expression_is_taken_without_a_word(compiler: GrammarCompiler, capfd:
     assert capfd.readouterr().err == ""
 
 
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("^(a+b)?$|^c?$", "(a+b){0,1}|c{0,1}"), ("a+?b*?c??d{1,2}?e{3}?", "a+b*c{0,1}d{1,2}e{3}"),
+        ("(?:a)?(?<n>b)?", "(?:a){0,1}(?<n>b){0,1}"), ("[?]?\\??[]]", "[?]{0,1}\\?{0,1}[]\\]"),
+        ("\u00e9\\\u00e9[\u00e0-\u00fc]]\\]", "\\u{e9}\\u{e9}[\\u{e0}-\\u{fc}]\\]\\]"),
+    ],
+)  # fmt: skip
+def test_patterns_of_json_strings_are_spelled_as_they_are_read_rightly(pattern: str, expected: str) -> None:
+    assert checked_string_pattern(pattern) == expected
+
+
+def test_two_expressions_for_names_that_are_the_same_are_refused(compiler: GrammarCompiler) -> None:
+    with pytest.raises(ValueError, match="'patternProperties' are the same expression"):
+        compiler.compile(Structure("json", {"type": "object", "patternProperties": {"^a": INTEGER, "a": {}}}))
+
+
 def test_patterns_of_json_strings_name_no_letter_that_json_escapes() -> None:
     for pattern in ('[^"]*', "[\\n\\t]", "a.b", "\\w+\\s", '["a]', "\\.", "[^\\\\]", "\\/"):
-        check_string_pattern(pattern)
+        checked_string_pattern(pattern)
     for pattern in ('"', '\\"', "\\\\", "\\n", "a\tb", "\\x22", "\\u005c", "\\u{22}", "[\\t]", '["]', "(\\x0a)"):
         with pytest.raises(ValueError, match="has to write as an escape"):
-            check_string_pattern(pattern)
+            checked_string_pattern(pattern)
     with pytest.raises(ValueError, match="has to write as an escape"):
-        check_string_pattern("\\cA")
+        checked_string_pattern("\\cA")
     for pattern in ("\\xg1", "\\x4", "\\u004", "\\u{}", "\\u{41", "\\u{FFFFFFFF}", "\\x", "\\u"):
         with pytest.raises(ValueError, match="is no character"):
             checked_regex(pattern)
