@@ -8,10 +8,9 @@ from typing import Any
 
 from build import cache, known
 from build.attest.record import record
-from build.bases import replica
 from build.bases.inspect import check_base, differences, inspect_base
 from build.bases.resolve import Base, resolve_base
-from build.containers import Engine
+from build.containers import LABEL, Engine
 from build.errors import EnvironmentCannot
 from build.gates.run import GateResult, run_gates
 from build.gpu.container import container_launch, tritons_for
@@ -147,16 +146,18 @@ def check_image(matrix: Matrix, target: Target, *, gpus: int) -> tuple[list[Gate
         raise EnvironmentCannot(
             f"there is no image {moving_tag(target.name)} here", next_step=f"./run build --image {target.name}"
         )
-    base = engine.labels(image).get("org.opencontainers.image.base.name", "")
+    labels = engine.labels(image)
+    base = labels.get(f"{LABEL}.base.id", "")  # its name may be another image's by now
     if not base or engine.image_id(base) is None:
-        missing = f"its base {base} is not here any more" if base else "no label of it names its base: it is not ours"
+        named = labels.get("org.opencontainers.image.base.name", "")
+        missing = f"its base {named} is not here any more" if base else "no label of it names its base: it is not ours"
         raise EnvironmentCannot(
             f"{moving_tag(target.name)} cannot be checked: {missing}", next_step=f"./run build --image {target.name}"
         )
     inspection = inspect_base(engine, base)
-    kind: BaseKind = "replica" if base == replica.reference(target) else "vendor"
+    kind: BaseKind = "vendor" if labels.get(f"{LABEL}.base") == "vendor" else "replica"
     plan = plan_target(matrix, target, "*", kind, inspection)
-    if is_warm(engine.labels(image)):
+    if is_warm(labels):
         plan = with_warm(plan)
     if not image_is_current(engine, plan):
         print(f"note: {moving_tag(target.name)} is not what a build would make now", file=sys.stderr)
