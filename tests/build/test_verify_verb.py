@@ -102,6 +102,7 @@ def test_the_report_names_values_and_what_to_do_and_does_not_flood() -> None:
     assert "/opt/0: recorded sha256 a, found nothing" in text
     assert "and 30 more" in text and "/opt/20:" not in text
     assert "next step: files of the image were changed" in text and text.endswith("50 facts differ")
+    assert as_text(Report("x", IMAGE, "/m.json", (rows[0],))).endswith("x: 1 fact differs")
     report = Report("x", IMAGE, "/m.json", tuple(rows))
     assert len(report.to_json()["facts"]) == 50 and report.to_json()["ok"] is False
 
