@@ -127,7 +127,8 @@ def _own_environment(request: Request) -> tuple[Path, dict[str, str]]:
         if not missing:
             raise refused
         print(refused, file=sys.stderr)  # and go on to what else is missing: all is told at once
-    if missing:
+    install.ensure(environment, request.sets, may_install=request.may_install)
+    while not environment.use():  # another start has just begun to make it anew
         install.ensure(environment, request.sets, may_install=request.may_install)
     if request.builds_host and request.may_install:
         install.provide_compiler()

@@ -134,6 +134,39 @@ class Environment:
             os.close(number)
         return False
 
+    def use(self) -> bool:
+        """Keep others from removing it as long as this process runs, whatever program it becomes; False where it is
+        not there any more.
+        """
+        try:
+            number = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
+        except FileNotFoundError:
+            return False
+        with contextlib.suppress(OSError):  # a file system without such locks
+            fcntl.flock(number, fcntl.LOCK_SH)
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(number), self.folder.stat()):
+                os.set_inheritable(number, True)
+                return True
+        os.close(number)
+        return False
+
+    @contextlib.contextmanager
+    def unused(self) -> Iterator[bool]:
+        """Whether no program uses it; none begins to in the block."""
+        number = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            free = True
+            try:
+                fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                free = False
+            except OSError:  # a file system without such locks on folders
+                pass
+            yield free
+        finally:
+            os.close(number)
+
     @contextlib.contextmanager
     def locked(self) -> Iterator[int]:
         """Keep another start out. Gives the lock's file number: an installer that inherits it keeps the lock alive.

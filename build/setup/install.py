@@ -51,14 +51,25 @@ def ensure(environment: Environment, sets: Sequence[str], *, may_install: bool) 
             system.install(packages, _why(packages), may_install=True)
         reason = environment.distrusted()
         if reason:
-            system.say(f"making {environment.folder} anew: {reason}")
-            shutil.rmtree(environment.folder)
+            _remove(environment, reason)
         if not environment.folder.exists():
             _create(environment, lock)
         for name in sets:
             _settle(environment, name, lock)
             for consequence in environment.wanted([name])[1:]:  # known only now: which build of torch pip picked
                 _settle(environment, consequence, lock)
+
+
+def _remove(environment: Environment, reason: str) -> None:
+    with environment.unused() as unused:
+        if not unused:
+            raise EnvironmentCannot(
+                f"{environment.folder} has to be made anew, and what another ./run has started is still using it",
+                cause=reason,
+                next_step="wait for its end, or end it, and run the same command again",
+            )
+        system.say(f"making {environment.folder} anew: {reason}")
+        shutil.rmtree(environment.folder)
 
 
 def base_python() -> Path:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import subprocess
+import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -116,6 +119,47 @@ def test_an_install_that_is_under_way_is_not_called_interrupted(tmp_path: Path) 
     with pytest.raises(EnvironmentCannot, match="lacks build") as told:
         install.ensure(environment, ("build",), may_install=False)
     assert "interrupted" in told.value.cause and "rm -rf" in told.value.next_step
+
+
+def test_an_environment_is_not_removed_under_what_runs_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after a `git pull` in the middle of a build: a start finds that the locks have changed."""
+    monkeypatch.setattr(install, "missing_packages", lambda *_: [])
+    environment = Environment(tmp_path)
+    (tmp_path / ".venv").mkdir()
+    (tmp_path / "locks").mkdir()
+    (tmp_path / "locks" / "build.lock").touch()
+    environment.write_record(busy=True)
+    code = (
+        "import os, pathlib, sys; from build.setup.environment import Environment; "
+        "assert Environment(pathlib.Path(sys.argv[1])).use(); "
+        "os.execvp('sh', ['sh', '-c', 'echo runs; exec sleep 600'])"
+    )
+    argv = [sys.executable, "-c", code, str(tmp_path)]
+    with subprocess.Popen(argv, cwd=cache.REPOSITORY, stdout=subprocess.PIPE) as running:
+        try:
+            assert running.stdout is not None and running.stdout.readline() == b"runs\n"
+            with pytest.raises(EnvironmentCannot, match=r"another \./run has started is still using it") as told:
+                install.ensure(environment, ("build",), may_install=True)
+            assert "interrupted" in told.value.cause and (tmp_path / ".venv").is_dir()
+        finally:
+            running.kill()
+    with environment.unused() as unused:
+        assert unused
+
+
+def test_who_begins_while_the_environment_is_removed_takes_the_new_one(tmp_path: Path) -> None:
+    environment = Environment(tmp_path)
+    assert not environment.use(), "there is none"
+    (tmp_path / ".venv").mkdir()
+    answers: list[bool] = []
+    other = threading.Thread(target=lambda: answers.append(environment.use()))
+    with environment.unused():
+        other.start()
+        other.join(0.2)
+        (tmp_path / ".venv").rename(tmp_path / "removed")
+        (tmp_path / ".venv").mkdir()
+    other.join(60)
+    assert answers == [False]
 
 
 def test_an_archive_that_is_written_anew_is_read_when_it_is_whole_and_named_before_a_build_begins(
