@@ -70,7 +70,8 @@ def as_text(report: Report) -> str:
     wrong = [group for group in groups if any(r.group == group and r.state == "differs" for r in report.rows)]
     lines += [f"  next step: {_NEXT[group]}" for group in wrong]
     count = sum(row.state == "differs" for row in report.rows)
-    lines.append(f"{report.reference}: " + ("verified" if report.ok else f"{count} fact{'s differ' if count > 1 else ' differs'}"))
+    differing = f"{count} fact differs" if count == 1 else f"{count} facts differ"
+    lines.append(f"{report.reference}: {'verified' if report.ok else differing}")
     return "\n".join(lines)
 
 
