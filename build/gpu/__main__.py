@@ -1,7 +1,7 @@
 """`python3 -m build.gpu --gpus N`: the GPU stage under this very Python, without an image or a prefix of ours.
 
 For a machine that was set up by hand. DEEPINFER_HOME names the prefix with deep_gemm and deep_ep, if there is one.
-Exit code 0 when every row passed, 5 otherwise.
+Exit code 0 when every row passed, 1 for a mistake of the command line, 5 otherwise.
 """
 
 from __future__ import annotations
@@ -24,11 +24,13 @@ def launch_here(argv: Sequence[str], limit: float) -> subprocess.CompletedProces
 
 
 def _version_of(folder: str) -> str:
-    """The version of the Triton in a folder, by its dist-info; raises SystemExit(1) with a message."""
+    """The version of the Triton in a folder, by its dist-info. Raises UsageError where it holds none, or several."""
     found = sorted(Path(folder).glob("triton-*.dist-info"))
     if len(found) != 1:
-        print(f"error: {folder} holds no single unpacked Triton (triton-X.dist-info)", file=sys.stderr)
-        raise SystemExit(1)
+        raise UsageError(
+            f"--triton {folder} holds no single unpacked Triton (triton-X.dist-info)",
+            next_step=f"python3 -m pip install --no-deps --target {folder} triton==X",
+        )
     return found[0].name.removeprefix("triton-").removesuffix(".dist-info")
 
 
@@ -43,10 +45,10 @@ def main() -> int:
         args = parser.parse_args()
         if args.gpus < 1:
             parser.error("--gpus needs at least 1")
+        tritons = {_version_of(folder): str(Path(folder).absolute()) for folder in args.triton}
     except UsageError as problem:
         print(problem, file=sys.stderr)
         return problem.exit_code
-    tritons = {_version_of(folder): str(Path(folder).absolute()) for folder in args.triton}
     unsupported = dict(entry.partition("=")[::2] for entry in args.unsupported)
 
     rows = run_stage(launch_here, args.gpus, tritons, unsupported=unsupported, on_row=tell)

@@ -44,6 +44,10 @@ def test_a_list_that_is_not_there_is_told(capsys: pytest.CaptureFixture[str]) ->
 
 def test_the_gpu_stage_alone_says_it_too() -> None:
     argv = [sys.executable, "-m", "build.gpu"]
-    for words, said in ((["--gpsu", "2"], "did you mean '--gpus'?"), (["--gpus", "0"], "--gpus needs at least 1")):
+    for words, said in (
+        (["--gpsu", "2"], "did you mean '--gpus'?"),
+        (["--gpus", "0"], "--gpus needs at least 1"),
+        (["--triton", "/x"], "holds no single"),
+    ):
         done = subprocess.run([*argv, *words], cwd=REPOSITORY, capture_output=True, text=True, check=False, timeout=60)
         assert (done.returncode, done.stdout) == (1, "") and said in done.stderr
