@@ -90,6 +90,11 @@ class Inspection:
         """Whether something was killed while it was looked at: that says nothing of the base, and is not kept."""
         return any(problem.endswith(KILLED) for problem in self.problems)
 
+    @property
+    def python_version(self) -> str:
+        """The Python without its patch level, as locks and wheels go by: "3.13"."""
+        return ".".join(self.python.split(".")[:2])
+
     def facts(self) -> dict[str, str | None]:
         """The facts that `expect` and `requires` speak of, by their names in matrix.yaml."""
         return {

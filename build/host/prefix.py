@@ -200,7 +200,7 @@ def _lay_runtime(
     adding = [name for name, facts in decided.items() if facts["status"] == "added"]
     if not adding:
         return decided
-    python = ".".join(inspection.python.split(".")[:2])
+    python = inspection.python_version
     found = _offline_wheels(lock, python, offline) if offline else fetched_wheels(fetch_lock(lock, python))
     missing = [f"{name}=={wanted[name]}" for name in adding if name not in found]
     if missing:

@@ -114,7 +114,7 @@ def check(
     if gpus == 0:
         return gates, []
     # Offline nothing is fetched: a Triton that has not arrived is a row that says so.
-    python, tag = ".".join(inspection.python.split(".")[:2]), inspection.python_tag
+    python, tag = inspection.python_version, inspection.python_tag
     if offline is not None:
         found = OfflineFolder(offline).tritons(python)
     else:

@@ -149,7 +149,6 @@ class _Maker:
         self.results = results
         self.package = plan.image_inputs.get("package") or package_digest(cache.REPOSITORY)
         self.folder = cache.folder(f"parts/{plan.target.name}")
-        self.python = ".".join(inspection.python.split(".")[:2])
         self.cells = {cell.component.name: cell for cell in plan.cells if cell.status != "unsupported"}
         places: list[PurePosixPath | str] = [inspection.site, SCRIPTS, "/opt", "/home"]
         if inspection.nccl_loaded is not None:
@@ -163,7 +162,7 @@ class _Maker:
     def lock(self, name: str) -> tuple[Path, Path]:
         """A lock of the repository, and the folder of its wheels for this base's Python."""
         path = cache.REPOSITORY / name
-        return path, fetch_lock(path, self.python)
+        return path, fetch_lock(path, self.inspection.python_version)
 
     def toolchain(self) -> tuple[Part, ToolchainChoice]:
         choice = choose_toolchain(self.plan, self.inspection, None)
@@ -186,7 +185,7 @@ class _Maker:
         lock, wheels = self.lock(self.plan.target.runtime_lock)
         minimums = lock.with_suffix(".in")
         decided = sort_runtime(lock_versions(wheels), read_minimums(minimums), self.inspection.distributions)
-        inputs = [file_sha256(lock), self.python, decided]
+        inputs = [file_sha256(lock), self.inspection.python_version, decided]
         return self.part("runtime", inputs, lambda tree: lay_runtime(tree, wheels, decided, self.inspection))
 
     def ours(self) -> Part:

@@ -29,8 +29,8 @@ def immutable_tag(version: str, plan: TargetPlan, inspection: Inspection) -> str
     if plan.base_kind == "replica":
         parts.append("replica")
     torch = (inspection.torch or "none").partition("+")[0]
-    major_minor = "".join(inspection.python.split(".")[:2])
-    parts += [f"torch{tag_part(torch)}", _cuda(inspection.cuda), f"py{tag_part(major_minor)}", plan.image_key[:12]]
+    python = inspection.python_version.replace(".", "")
+    parts += [f"torch{tag_part(torch)}", _cuda(inspection.cuda), f"py{tag_part(python)}", plan.image_key[:12]]
     tag = "-".join(parts)
     if len(tag) > _TAG_LIMIT:
         raise MatrixError(f"the tag {tag!r} has {len(tag)} characters; {_TAG_LIMIT} are allowed")

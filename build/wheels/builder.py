@@ -131,16 +131,12 @@ def _key(
         "settings": dict(settings),
         "dockerfile": file_sha256(RECIPE / "Dockerfile"),
         "prepare": file_sha256(RECIPE / "prepare.py"),
-        "locks": [read_lock(lock).key(_python(inspection)) for lock in (PACKAGES, cuda) if lock is not None],
+        "locks": [read_lock(lock).key(inspection.python_version) for lock in (PACKAGES, cuda) if lock is not None],
         "overlays": {name: path.parent.name for name, path in wheels.items()},  # the folder is called by its sha256
     }
     if over:
         facts["headers"] = file_sha256(LAY_OVER)
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
-
-
-def _python(inspection: Inspection) -> str:
-    return ".".join(inspection.python.split(".")[:2])
 
 
 def _build(
@@ -223,7 +219,7 @@ def _fill(
     (context / "Dockerfile").write_text((RECIPE / "Dockerfile").read_text() + (LAY_OVER_STEP if over else ""))
     for program in (RECIPE / "prepare.py", *([LAY_OVER] if over else [])):
         shutil.copyfile(program, tree / "opt/builder" / program.name)
-    python = _python(inspection)
+    python = inspection.python_version
     for wheel in sorted(fetch_lock(PACKAGES, python).glob("*.whl")):
         install_wheel(wheel, SITE, tree, scripts=SCRIPTS, python=inspection.executable)
     if cuda is not None:
