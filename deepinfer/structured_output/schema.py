@@ -34,10 +34,10 @@ _ASSERTIONS = {
     *(word for words in (*_OF_KIND.values(), *_SHOWS_KIND.values()) for word in words), *_NEVER, *_ALONE,
     "type", "additionalProperties", "unevaluatedItems", "unevaluatedProperties",
 }  # fmt: skip
-_FORMATS = {
+_FORMATS = (
     "date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uri-reference",
     "uri-template", "uuid", "json-pointer", "relative-json-pointer",
-}  # fmt: skip
+)  # fmt: skip
 """Those that are kept; JSON Schema takes others for notes."""
 _TYPES: dict[str, tuple[type, ...]] = {
     "string": (str,), "integer": (int,), "number": (int, float), "boolean": (bool,), "null": (type(None),),
@@ -166,6 +166,8 @@ def _without_type(schema: dict[str, Any]) -> Iterator[tuple[str, str]]:
     for kind, words in _OF_KIND.items():
         shown = any(word in schema for word in ("type", *_SHOWS_KIND.get(kind, ())))
         yield from ((word, f'"type": "{kind}" is missing beside it') for word in words if word in schema and not shown)
+    if schema.get("format") in _FORMATS and "type" not in schema:
+        yield "format", '"type": "string" is missing beside it'
 
 
 def _objects(schema: dict[str, Any]) -> Iterator[tuple[str, str]]:

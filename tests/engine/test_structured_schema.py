@@ -71,6 +71,7 @@ def fits(compiler: GrammarCompiler, schema: Any, value: Any) -> bool:
         ({"enum": [1, 2], "minimum": 2}, "enum", "#"),
         ({"minimum": 3}, "minimum", "#"),
         ({"minItems": 3}, "minItems", "#"),
+        ({"items": {"format": "email"}}, "format", "#/items"),
         ({"required": ["a"]}, "required", "#"),
         ({"type": "object", "properties": {"b": {}}, "required": ["a"]}, "required", "#"),
         ({"type": "object", "properties": {"a": {}}, "patternProperties": {"^a": {}}}, "patternProperties", "#"),
@@ -104,6 +105,8 @@ def test_depth_circles_and_definitions_that_nobody_uses() -> None:
     check_schema({"$defs": {"unused": {"not": {}}}, "type": "integer"})
     check_schema({"properties": {"not": {"type": "string"}, "minimum": {"type": "integer"}}, "required": ["not"]})
     check_schema({"type": "string", "title": "t", "x-note": {"not": 1}, "format": "password", "minLength": 8})
+    check_schema({"format": "password"})
+    check_schema({"type": "string", "format": ["a list is no name"], "minLength": 2})
     check_schema(True)
 
 
