@@ -84,7 +84,7 @@ def commands(environment: Environment, sets: Sequence[str]) -> list[str]:
     packages = missing_packages(environment, sets)
     lines = [f"rm -rf {_quoted(environment.folder)}"] if anew else []
     if anew or not environment.folder.exists():
-        lines.append(f"{base_python()} -m venv {_quoted(environment.folder)}")
+        lines.append(f"{_quoted(base_python())} -m venv {_quoted(environment.folder)}")
     if packages:
         lines.insert(0, system.install_command(packages))
     python = _quoted(environment.python)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -39,7 +40,8 @@ def require_torch(python: Path) -> str:
         done = call(python, "-P", "-c", program, quiet=True, timeout=300)
     except CallFailed as failed:
         own = python == REPOSITORY / ".venv" / "bin" / "python"
-        install = "./run -- python -c 'import torch'" if own else f"{python} -m pip install torch==2.13.0"
+        by_pip = f"{shlex.quote(str(python))} -m pip install torch==2.13.0"
+        install = "./run -- python -c 'import torch'" if own else by_pip
         missing = "No module named 'torch'" in failed.output
         raise EnvironmentCannot(
             f"{python} has no torch" if missing else f"torch of {python} cannot be imported",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
+import shlex
 import shutil
 import sys
 import tempfile
@@ -129,10 +130,10 @@ def _lacking(offline: Path | None, pins: list[Pin]) -> EnvironmentCannot:
     fetch = (
         f"python3 -m pip download --no-deps --require-hashes --only-binary=:all: --python-version {python} "
         f"--platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 "
-        f"-r locks/build.lock -d {folder}/wheels"
+        f"-r locks/build.lock -d {shlex.quote(f'{folder}/wheels')}"
     )
     where = f"neither {offline}/wheels nor {sys.executable} has" if offline else f"{sys.executable} lacks"
-    hint = "" if offline else f", then run again with --offline {folder}"
+    hint = "" if offline else f", then run again with --offline {shlex.quote(str(folder))}"
     return EnvironmentCannot(
         f"{where} {listed}",
         cause="with DEEPINFER_PYTHON nothing is installed: what is missing comes from a folder of packs",

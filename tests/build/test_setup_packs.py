@@ -77,6 +77,11 @@ def test_archive_cannot_write_outside(tmp_path: Path, monkeypatch: pytest.Monkey
     assert (folder / "escaped").exists() and not (tmp_path / "escaped").exists()
 
 
+def test_the_command_that_fetches_can_be_typed_whatever_the_folder_is_called() -> None:
+    step = packs._lacking(Path("/my packs"), [Pin("alpha", "1", frozenset())]).next_step
+    assert "-d '/my packs/wheels'" in step
+
+
 def test_folder_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentCannot, match="is not a folder"):
         packs.matching_wheels(tmp_path / "absent", [])
