@@ -12,7 +12,10 @@ Answer = tuple[int, str, bytes]
 
 
 class Index:
-    """A package index on the loopback; `answers` maps paths to what they give, one after the other."""
+    """A package index on the loopback; `answers` maps paths to what they give, one after the other.
+
+    The body of a 302 is where it leads.
+    """
 
     def __init__(self) -> None:
         self.answers: dict[str, list[Answer]] = {}
@@ -28,6 +31,8 @@ class Index:
                 status, kind, body = queue.pop(0) if len(queue) > 1 else queue[0]
                 self.send_response(status)
                 self.send_header("Content-Type", kind)
+                if status == 302:
+                    self.send_header("Location", body.decode())
                 self.send_header("Content-Length", str(len(body) * (2 if kind == "cut/short" else 1)))
                 self.end_headers()
                 self.wfile.write(body)

@@ -18,7 +18,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html.parser import HTMLParser
 from http.client import HTTPException, HTTPMessage
 from pathlib import Path
@@ -79,7 +79,8 @@ def list_files(project: str, index: str) -> list[Listed]:
         with _open(url, {"Accept": ACCEPT}) as (answer, headers, final):
             body = answer.read()
         kind = headers.get_content_type()
-        return _from_json(body, final) if kind.endswith("json") else _from_html(body, final)
+        files = _from_json(body, final) if kind.endswith("json") else _from_html(body, final)
+        return [replace(file, url=_with_credentials(file.url, index)) for file in files]
 
     try:
         return persistently(ask)
@@ -89,6 +90,14 @@ def list_files(project: str, index: str) -> list[Listed]:
         raise _unreachable(url, f"it answers {refused.code} {refused.reason}") from refused
     except Passing as problem:
         raise _unreachable(url, str(problem)) from problem
+
+
+def _with_credentials(url: str, index: str) -> str:
+    """The address of a file; with the index's own user and password where it lies on the index's host."""
+    there, own = urllib.parse.urlsplit(url), urllib.parse.urlsplit(index)
+    credentials, _, host = own.netloc.rpartition("@")
+    same = credentials and (there.scheme, there.netloc) == (own.scheme, host)
+    return urllib.parse.urlunsplit(there._replace(netloc=own.netloc)) if same else url
 
 
 def download(url: str, target: IO[bytes]) -> None:
@@ -112,6 +121,19 @@ def persistently(attempt: Callable[[], T]) -> T:
     return attempt()
 
 
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    """Follows redirects as usual, but takes no credentials along to another host."""
+
+    def redirect_request(
+        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage, newurl: str
+    ) -> urllib.request.Request | None:
+        made = super().redirect_request(req, fp, code, msg, headers, newurl)
+        places = [urllib.parse.urlsplit(url)[:2] for url in (req.full_url, newurl)]
+        if made is not None and places[0] != places[1]:
+            made.remove_header("Authorization")
+        return made
+
+
 class _open:  # noqa: N801 - reads as the function that it stands for
     """Open a URL with pip's certificate and the URL's own credentials; sort failures into passing and lasting."""
 
@@ -125,7 +147,8 @@ class _open:  # noqa: N801 - reads as the function that it stands for
 
     def __enter__(self) -> tuple[IO[bytes], HTTPMessage, str]:
         try:
-            self.answer = urllib.request.urlopen(self.request, timeout=TIMEOUT, context=_certificates())
+            https = urllib.request.HTTPSHandler(context=_certificates())
+            self.answer = urllib.request.build_opener(https, _Redirects).open(self.request, timeout=TIMEOUT)
         except urllib.error.HTTPError as refused:
             if refused.code in (408, 425, 429) or refused.code >= 500:
                 raise Passing(f"{shown(self.url)} answers {refused.code} {refused.reason}") from refused

@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import io
+import json
 import os
 import subprocess
 import tarfile
@@ -151,7 +152,30 @@ def test_credentials_of_the_index_are_sent(pypi: Index, monkeypatch: pytest.Monk
     pypi.offers(data)
     monkeypatch.setenv("PIP_INDEX_URL", f"http://user:s%40me@{pypi.host}/simple")
     fetch_source(pinned(data))
-    assert pypi.credentials[0] == "Basic dXNlcjpzQG1l"
+    assert pypi.credentials == ["Basic dXNlcjpzQG1l"] * 2, "for the list, and for a file on the same host"
+
+
+@pytest.mark.parametrize("redirected", [False, True])
+def test_credentials_of_the_index_are_sent_to_no_other_host(
+    pypi: Index, monkeypatch: pytest.MonkeyPatch, redirected: bool
+) -> None:
+    data, other = sdist(), Index()
+    other.offers(data)
+    pypi.offers(data)
+    there = f"http://{other.host}/files/{NAME}"
+    if redirected:
+        pypi.answers[f"/files/{NAME}"] = [(302, "text/plain", there.encode())]
+    else:
+        file = {"filename": NAME, "url": there, "hashes": {"sha256": pinned(data).source.sha256}}
+        page = json.dumps({"files": [file]}).encode()
+        pypi.answers["/simple/tiny-part/"] = [(200, "application/vnd.pypi.simple.v1+json", page)]
+    monkeypatch.setenv("PIP_INDEX_URL", f"http://user:s%40me@{pypi.host}/simple")
+    try:
+        fetch_source(pinned(data))
+    finally:
+        other.server.shutdown()
+        other.server.server_close()
+    assert other.credentials == [""]
 
 
 def test_a_page_that_is_no_index_is_told(pypi: Index) -> None:
