@@ -180,6 +180,8 @@ def _objects(schema: dict[str, Any]) -> Iterator[tuple[str, str]]:
     for word in ("patternProperties", "propertyNames"):
         if word in schema and properties:
             yield word, "properties stands beside it"
+    if "propertyNames" in schema and "patternProperties" in schema:
+        yield "propertyNames", "patternProperties stands beside it"
     least = schema.get("minProperties", 0)
     closed = properties and schema.get("additionalProperties", False) is False
     if isinstance(least, int) and least > 1 and not closed:

@@ -77,6 +77,7 @@ def fits(compiler: GrammarCompiler, schema: Any, value: Any) -> bool:
         ({"type": "object", "properties": {"a": {}}, "patternProperties": {"^a": {}}}, "patternProperties", "#"),
         ({"patternProperties": {"^a": {}}, "additionalProperties": {}, "type": "object"}, "additionalProperties", "#"),
         ({"type": "object", "propertyNames": {"pattern": "(?=a)"}}, "pattern", "#/propertyNames"),
+        ({"type": "object", "propertyNames": {}, "patternProperties": {"^a": {}}}, "propertyNames", "#"),
         ({"type": "string", "pattern": "a", "minLength": 3}, "minLength", "#"),
         ({"type": "string", "format": "email", "maxLength": 3}, "maxLength", "#"),
         ({"type": "string", "pattern": 'say "a"'}, "pattern", "#"),
