@@ -27,6 +27,8 @@ from tests.images.publish.releases import ALIASES, NAME, digests, documented, ma
 from tests.publish_stand_ins import HTPASSWD, PASSWORD, USER, RegistryProgram, relayed, running
 
 pytestmark = pytest.mark.docker
+PATIENCE = 5
+"""Seconds without progress in which a push is not slow, on a busy machine either, but stands still."""
 
 
 def test_a_registry_that_is_down_is_told_and_nothing_moves(engine: Engine, registry: RegistryProgram) -> None:
@@ -57,7 +59,7 @@ def test_a_registry_killed_in_the_middle_of_a_push_leaves_the_aliases(
 
         pusher = threading.Thread(target=go)
         pusher.start()
-        assert relay.stall.wait(30), "the push never got there"
+        assert relay.stall.wait(300), "the push never got there"
         registry.stop()
         relay.close()
         pusher.join(120)
@@ -73,8 +75,8 @@ def test_a_registry_that_stalls_is_tried_again_then_given_up(engine: Engine, reg
     with relayed(registry.port) as relay:
         relay.stall_after = 2_000_000
         with pytest.raises(RegistryCannot) as slow:
-            publish(engine, release, relay.host, patience=1)
-        assert relay.stall.is_set() and "1 s" in slow.value.cause
+            publish(engine, release, relay.host, patience=PATIENCE)
+        assert relay.stall.is_set() and f"{PATIENCE} s" in slow.value.cause
         assert digests(registry.host, release.tag, *ALIASES) == [None] * 3
         relay.stall.clear()
         assert publish(engine, release, relay.host).pushed, "the same command again ends it"
@@ -88,13 +90,13 @@ def test_a_stall_that_passes_is_waited_out(
         relay.stall_after = 2_000_000
 
         def let_go() -> None:
-            relay.stall.wait(30)
-            time.sleep(1.5)
+            relay.stall.wait(300)
+            time.sleep(1.5 * PATIENCE)
             relay.stall.clear()
 
         threading.Thread(target=let_go, daemon=True).start()
-        assert publish(engine, release, relay.host, patience=1).pushed
-    assert "stood still for 1 s; again" in capsys.readouterr().err
+        assert publish(engine, release, relay.host, patience=PATIENCE).pushed
+    assert f"stood still for {PATIENCE} s; again" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a full disk is a small file system, which only root can mount")
@@ -203,7 +205,7 @@ def test_a_publisher_killed_in_the_middle_leaves_what_the_next_one_ends(
             f" Location.parse('{relay.host}/team'), patience=60)"
         )
         child = subprocess.Popen([sys.executable, "-c", code], cwd=cache.REPOSITORY)
-        assert relay.stall.wait(30), "the push never got there"
+        assert relay.stall.wait(300), "the push never got there"
         child.send_signal(signal.SIGKILL)
         child.wait()
         assert digests(registry.host, new.tag, *ALIASES) == [None, old.digest, old.digest]
