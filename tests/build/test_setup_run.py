@@ -15,7 +15,6 @@ import pytest
 from build.setup.program import ENGINE_VERBS
 from deepinfer.cli import VERBS
 from tests.build.setup_project import (
-    BASE_PYTHON,
     Project,
     children_of,
     pin,
@@ -327,30 +326,3 @@ def test_docker_host_that_does_not_answer_is_only_reported(ready: Project) -> No
     assert "installing" not in ended.err and "started" not in ended.err and "built" not in ended.out
     host = ready.run("build", "--help", DOCKER_HOST="unix:///nonexistent/docker.sock")
     assert host.code == 0
-
-
-def test_given_interpreter_that_does_not_run(ready: Project) -> None:
-    ended = ready.run("show", DEEPINFER_PYTHON="/nonexistent/python3")
-    assert ended.code == 4 and "DEEPINFER_PYTHON=/nonexistent/python3" in ended.err
-
-
-def test_given_interpreter_takes_packs_and_names_what_is_missing(project: Project, tmp_path: Path) -> None:
-    wheel = pure_wheel(tmp_path / "made", "onlyhere", "1")
-    project.lock("build", wheel_of("invoke"), wheel)
-    packs = tmp_path / "my packs"
-    (packs / "wheels").mkdir(parents=True)
-    shutil.copy(wheel_of("invoke"), packs / "wheels")
-    given = {"DEEPINFER_PYTHON": BASE_PYTHON}
-    missing = project.run("show", "--offline", str(packs), **given)
-    assert missing.code == 4 and "onlyhere==1" in missing.err and "invoke==" not in missing.err
-    command = project.run("--offline", str(packs), "--", "true", **given)
-    assert command.code == 0 and "onlyhere==1" in command.err
-    shutil.copy(wheel, packs / "wheels")
-    ended = project.run("--offline", "my packs", "show", cwd=tmp_path, **given)
-    assert ended.code == 0, ended.err
-    seen = json.loads(ended.out)
-    assert seen["python"] == BASE_PYTHON and seen["invoke"].startswith(str(project.cache / "packs"))
-    assert not (project.root / ".venv").exists() and seen["setup"] == "0"
-    (packs / "wheels" / wheel.name).write_bytes(wheel.read_bytes() + b"\0")
-    damaged = project.run("--offline", str(packs), "show", **given)
-    assert damaged.code == 4 and "its sha256 differs" in damaged.err
