@@ -173,6 +173,9 @@ def test_strings_have_no_letter_that_json_escapes(compiler: GrammarCompiler, lim
         assert not all(matcher.accept(one) for one in (ord('"'), byte, ord('"'))), byte
 
 
+PATTERNS = ["^a+$", "[a-z]{2}", ".{0,3}", "\\d+\\.\\d", "[^b]", "[a-z]+(-\\d+)?", "(\u00e9[^b]+)?[.?]", "\\W??]"]
+
+
 def random_schema(chance: random.Random, depth: int) -> dict[str, Any]:
     """A schema of what passes, two levels deep at most."""
     name = partial(chance.choice, ["a", "b", "cc", 'd"e', "\u00e9"])
@@ -182,7 +185,7 @@ def random_schema(chance: random.Random, depth: int) -> dict[str, Any]:
         lambda: {"type": "integer", **(limits if chance.random() < 0.7 else {"multipleOf": 7})},
         lambda: {"type": "number", "minimum": chance.randint(-900, 900) / 100, "exclusiveMaximum": 12.5},
         lambda: {"type": "string", "minLength": chance.randint(0, 3), "maxLength": chance.randint(3, 6)},
-        lambda: {"type": "string", "pattern": chance.choice(["^a+$", "[a-z]{2}", ".{0,3}", "\\d+\\.\\d", "[^b]"])},
+        lambda: {"type": "string", "pattern": chance.choice(PATTERNS)},
         lambda: {"type": "string", "format": chance.choice(["date", "time", "email", "ipv4", "uuid"])},
         lambda: chance.choice([{"enum": [1, "a", None, {"x": [1]}]}, {"const": 'a"\n'}, {"type": ["null", "boolean"]}]),
         lambda: {"type": "array", "items": inner(), "minItems": chance.randint(0, 2), "maxItems": 3},
