@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -77,7 +76,7 @@ def _run(options: argparse.Namespace) -> int:
     subject = open_subject(options.model, device=device, load_format=options.load_format, gemm=options.gemm)
     found = compare(subject, tokens, chunk=options.chunk, decoded=options.decoded)
     facts: dict[str, Any] = report.facts(found, subject, device)
-    print(json.dumps(facts, indent=2) if options.json else report.table(facts))
+    print(report.as_json(facts) if options.json else report.table(facts))
     return 5 if facts["faults"] else 0
 
 

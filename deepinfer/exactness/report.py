@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from deepinfer.exactness.choices import FACTOR
@@ -48,6 +49,12 @@ def facts(found: Comparison, subject: Subject, device: str) -> dict[str, Any]:
         "rows_before_choices": differences.rows,
         "faults": found.faults() if subject.gemm == "exact" else [],
     }
+
+
+def as_json(told: dict[str, Any]) -> str:
+    """The facts as JSON. Errors of logits that are no numbers are null: JSON has no NaN."""
+    plain = json.loads(json.dumps(told), parse_constant=lambda _: None)
+    return json.dumps(plain, indent=2, allow_nan=False)
 
 
 def table(told: dict[str, Any]) -> str:

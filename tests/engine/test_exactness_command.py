@@ -64,6 +64,17 @@ def test_a_fault_is_told_and_exits_5(
     assert "FAULT: with the oracle's choices the logits are off by" in capsys.readouterr().out
 
 
+def test_logits_that_are_no_numbers_are_a_fault_and_null(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "layers.3.attn.wo_b.scale"
+    wrong = faulty({name: torch.full_like(tensors()[name].view(torch.uint8), 255).view(torch.float8_e8m0fnu)})
+    monkeypatch.setattr(exactness, "open_subject", lambda *_, **__: wrong)
+    assert main(["--model", str(folder), "--tokens", "50", "--json"]) == 5
+    told = json.loads(capsys.readouterr().out, parse_constant=lambda value: pytest.fail(f"{value} is no JSON"))
+    assert told["forced"] is None and told["faults"]
+
+
 @pytest.mark.parametrize(
     ("options", "code", "text"),
     [
