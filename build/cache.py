@@ -171,7 +171,7 @@ def alone() -> Iterator[bool]:
     with _opened(ALL) as handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            held = _is_there(handle)
+            held = is_there(handle)
         except BlockingIOError:
             held = False
         yield held
@@ -182,8 +182,12 @@ def _in_use() -> Iterator[None]:
     """Keep out who wants the whole cache: see `alone`."""
     while True:
         with _opened(ALL) as handle:
-            fcntl.flock(handle, fcntl.LOCK_SH)
-            if _is_there(handle):  # else the cache was removed while we waited
+            try:
+                fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                print("waiting for another ./run, which is cleaning up", file=sys.stderr, flush=True)
+                fcntl.flock(handle, fcntl.LOCK_SH)
+            if is_there(handle):  # else the cache was removed while we waited
                 yield
                 return
 
@@ -196,7 +200,7 @@ def _opened(name: str) -> IO[str]:
         return (folder("locks") / name).open("a+")
 
 
-def _is_there(handle: IO[str]) -> bool:
+def is_there(handle: IO[str]) -> bool:
     """Whether a lock's file still has its name: the lock of a removed file keeps nobody out."""
     try:
         return os.path.samestat(os.fstat(handle.fileno()), Path(handle.name).stat())

@@ -104,9 +104,9 @@ def test_the_host_stays_when_its_build_begins_meanwhile(monkeypatch: pytest.Monk
 
 
 def test_a_build_that_begins_while_the_cache_is_removed_makes_it_anew(
-    own_cache: Path, monkeypatch: pytest.MonkeyPatch
+    own_cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It waits for the end of the removal: else its lock and its files would be removed under it."""
+    """It waits for the end of the removal, and says so: else its lock and its files would be removed under it."""
     began, checked = threading.Event(), threading.Event()
 
     def build() -> None:
@@ -130,6 +130,7 @@ def test_a_build_that_begins_while_the_cache_is_removed_makes_it_anew(
     try:
         assert began.wait(60)
         assert cache.is_locked("image-cpu") and (own_cache / "parts" / "cpu").is_dir()
+        assert capsys.readouterr().err.startswith("waiting for another ./run, which is cleaning up\n")
         assert not (own_cache / "wheelhouse").exists()
     finally:
         checked.set()
