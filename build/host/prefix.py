@@ -12,7 +12,6 @@ import contextlib
 import fcntl
 import glob
 import json
-import os
 import shlex
 import shutil
 import sys
@@ -109,7 +108,7 @@ def lay_prefix(
     check_prefix(prefix)
     try:
         prefix.parent.mkdir(parents=True, exist_ok=True)
-        with _alone_in(prefix.parent):
+        with _alone_at(prefix):
             for left in prefix.parent.glob(f".part-{glob.escape(prefix.name)}-????????"):
                 _restore(left / "old", prefix)
                 shutil.rmtree(left, ignore_errors=True)
@@ -133,17 +132,25 @@ def lay_prefix(
 
 
 @contextlib.contextmanager
-def _alone_in(folder: Path) -> Iterator[None]:
-    """Keep out who lays a prefix there with another build cache, whose lock is another one: what is half laid is no
+def _alone_at(prefix: Path) -> Iterator[None]:
+    """Keep out who lays the same prefix with another build cache, whose lock is another one: what is half laid is no
     leftover. A file system without such locks does without.
+
+    The lock is a file of its own, and not the folder: `./run` itself holds locks on the repository's and on `.venv`,
+    and a prefix may lie in either.
     """
-    number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        with contextlib.suppress(OSError):
-            fcntl.flock(number, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(number)
+    file = prefix.with_name(f".{prefix.name}.deepinfer-lock")
+    while True:
+        with file.open("a") as handle:
+            with contextlib.suppress(OSError):
+                fcntl.flock(handle, fcntl.LOCK_EX)
+            if not cache.is_there(handle):  # its last holder has removed it while we waited
+                continue
+            try:
+                yield
+            finally:
+                file.unlink(missing_ok=True)
+            return
 
 
 def _restore(old: Path, prefix: Path) -> None:

@@ -22,6 +22,7 @@ from build.host.prefix import check_prefix, is_ours, lay_prefix, python_of
 from build.host.target import _prefix_line
 from build.matrix.model import Target
 from build.plan import Cell, TargetPlan
+from build.setup.environment import Environment
 from build.wheels.results import CellResult
 from tests.host_bench import this_machine
 from tests.image_stand_ins import component, make_wheel
@@ -162,6 +163,20 @@ def test_two_that_lay_one_prefix_with_caches_of_their_own_take_turns(
     lay(prefix)
     others[0].join(300)
     assert is_ours(prefix) and leftovers(place) == []
+
+
+@pytest.mark.parametrize("parent", [".", ".venv"])
+def test_a_prefix_in_the_repository_waits_for_no_lock_of_run_itself(place: Path, parent: str) -> None:
+    """In `.venv` it would wait for ever: for the end of the very process that lays it."""
+    environment = Environment(place)
+    environment.folder.mkdir()
+    assert environment.use()
+    laying = threading.Thread(target=lay, args=(place / parent / "prefix",), daemon=True)
+    with environment.locked():
+        laying.start()
+        laying.join(60)
+        assert is_ours(place / parent / "prefix")
+    assert leftovers(place / parent) in ([], [".venv"])
 
 
 @pytest.mark.parametrize("content", ["photo.jpg", "image.json", ".hidden"])
