@@ -130,6 +130,8 @@ class Environment:
             fcntl.flock(number, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
+        except OSError:  # a file system without such locks on folders
+            pass
         finally:
             os.close(number)
         return False

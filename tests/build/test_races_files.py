@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import hashlib
 import subprocess
 import sys
@@ -104,7 +106,9 @@ def test_a_wheel_that_another_fetch_has_made_whole_again_stays(tmp_path: Path, m
     assert locks._stored(wheel.parents[1], pin, "3.13") is None, "one that another took away is none"
 
 
-def test_an_install_that_is_under_way_is_not_called_interrupted(tmp_path: Path) -> None:
+def test_an_install_that_is_under_way_is_not_called_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Who believed it would remove `.venv` under the installer."""
     environment = Environment(tmp_path)
     (tmp_path / ".venv").mkdir()
@@ -119,6 +123,13 @@ def test_an_install_that_is_under_way_is_not_called_interrupted(tmp_path: Path) 
     with pytest.raises(EnvironmentCannot, match="lacks build") as told:
         install.ensure(environment, ("build",), may_install=False)
     assert "interrupted" in told.value.cause and "rm -rf" in told.value.next_step
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(EnvironmentCannot, match="lacks build"):  # a file system without locks
+        install.ensure(environment, ("build",), may_install=False)
 
 
 def test_an_environment_is_not_removed_under_what_runs_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
