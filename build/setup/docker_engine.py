@@ -88,7 +88,8 @@ def running(*, may_install: bool) -> Iterator[None]:
         if started:
             with cache.alone() as alone:
                 if alone:
-                    system.say(f"stopped Docker's engine (process {dockerd.stop()})")
+                    pid = dockerd.stop()
+                    system.say(f"stopped Docker's engine (process {pid})" if pid else "Docker's engine is gone already")
                 else:
                     system.say("Docker's engine goes on, for a build is using it; `./run clean --docker` stops it")
 

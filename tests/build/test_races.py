@@ -165,6 +165,12 @@ def test_dockerd_goes_on_for_a_build_that_begins_meanwhile(
     with docker_engine.running(may_install=False):
         pass
     assert stopped == [1]
+    monkeypatch.setattr(dockerd, "stop", lambda: None)  # as after a `clean --docker` from elsewhere
+    capsys.readouterr()
+    with docker_engine.running(may_install=False):
+        pass
+    told = capsys.readouterr().err
+    assert "gone already" in told and "None" not in told
 
 
 def test_the_record_of_a_dockerd_that_is_being_started_stays(monkeypatch: pytest.MonkeyPatch) -> None:
