@@ -74,9 +74,10 @@ def root() -> Path:
     tag = path / "CACHEDIR.TAG"
     try:
         if not tag.exists():
-            path.mkdir(parents=True, exist_ok=True)
-            _refuse_somebodys_own(path)
-            atomic_write(tag, CACHEDIR_TAG)
+            try:
+                _make(tag)
+            except FileNotFoundError:  # a `clean` that is at its end has removed the folder in between
+                _make(tag)
     except OSError as problem:
         shown = f"{str(path)[:60]}…" if problem.errno == errno.ENAMETOOLONG else path
         reason = "a file is in the way" if isinstance(problem, FileExistsError) else problem.strerror
@@ -85,6 +86,12 @@ def root() -> Path:
             next_step="set DEEPINFER_BUILD_CACHE to a folder that you can write, on a disk with room",
         ) from problem
     return path
+
+
+def _make(tag: Path) -> None:
+    tag.parent.mkdir(parents=True, exist_ok=True)
+    _refuse_somebodys_own(tag.parent)
+    atomic_write(tag, CACHEDIR_TAG)
 
 
 def _refuse_somebodys_own(path: Path) -> None:

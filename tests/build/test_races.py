@@ -137,6 +137,24 @@ def test_a_build_that_begins_while_the_cache_is_removed_makes_it_anew(
         builds[0].join()
 
 
+def test_a_cache_whose_folder_goes_while_it_is_made_is_made_all_the_same(
+    own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by a `clean` that has given up its lock, and removes the folder last."""
+    plain, looks = cache._refuse_somebodys_own, list[Path]()
+
+    def gone_at_first(path: Path) -> None:
+        if not looks:
+            path.rmdir()
+        looks.append(path)
+        plain(path)
+
+    monkeypatch.setattr(cache, "_refuse_somebodys_own", gone_at_first)
+    (own_cache / "CACHEDIR.TAG").unlink()
+    with cache.locked("image-cpu"):
+        assert (own_cache / "CACHEDIR.TAG").is_file() and len(looks) == 2
+
+
 def test_unfinished_files_of_a_build_that_begins_meanwhile_stay(
     own_cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
