@@ -138,7 +138,7 @@ class Environment:
 
     def use(self) -> bool:
         """Keep others from removing it as long as this process runs, whatever program it becomes; False where it is
-        not there any more.
+        not there any more, or another start is filling it.
         """
         try:
             number = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -147,7 +147,9 @@ class Environment:
         with contextlib.suppress(OSError):  # a file system without such locks
             fcntl.flock(number, fcntl.LOCK_SH)
         with contextlib.suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(number), self.folder.stat()):
+            record = self.record()
+            whole = record is None or not record.busy
+            if whole and os.path.samestat(os.fstat(number), self.folder.stat()):
                 os.set_inheritable(number, True)
                 return True
         os.close(number)

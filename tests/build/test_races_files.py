@@ -139,7 +139,6 @@ def test_an_environment_is_not_removed_under_what_runs_in_it(tmp_path: Path, mon
     (tmp_path / ".venv").mkdir()
     (tmp_path / "locks").mkdir()
     (tmp_path / "locks" / "build.lock").touch()
-    environment.write_record(busy=True)
     code = (
         "import os, pathlib, sys; from build.setup.environment import Environment; "
         "assert Environment(pathlib.Path(sys.argv[1])).use(); "
@@ -149,6 +148,7 @@ def test_an_environment_is_not_removed_under_what_runs_in_it(tmp_path: Path, mon
     with subprocess.Popen(argv, cwd=cache.REPOSITORY, stdout=subprocess.PIPE) as running:
         try:
             assert running.stdout is not None and running.stdout.readline() == b"runs\n"
+            environment.write_record(busy=True)
             with pytest.raises(EnvironmentCannot, match=r"another \./run has started is still using it") as told:
                 install.ensure(environment, ("build",), may_install=True)
             assert "interrupted" in told.value.cause and (tmp_path / ".venv").is_dir()
@@ -171,6 +171,17 @@ def test_who_begins_while_the_environment_is_removed_takes_the_new_one(tmp_path:
         (tmp_path / ".venv").mkdir()
     other.join(60)
     assert answers == [False]
+
+
+def test_who_begins_while_the_new_environment_is_filled_does_not_run_in_half_of_it(tmp_path: Path) -> None:
+    environment = Environment(tmp_path)
+    (tmp_path / ".venv").mkdir()
+    environment.write_record(busy=True)
+    assert not environment.use()
+    with environment.unused() as unused:
+        assert unused, "who gave up holds nothing"
+    environment.write_record()
+    assert environment.use()
 
 
 def test_an_archive_that_is_written_anew_is_read_when_it_is_whole_and_named_before_a_build_begins(
