@@ -20,7 +20,7 @@ _LOCKS = "locks"
 
 
 def builds_run() -> bool:
-    """Whether somebody works in this cache: builds, inspections and downloads hold a lock meanwhile."""
+    """Whether somebody works in this cache: builds, pushes and downloads hold a lock meanwhile."""
     names = [path.stem for path in cache.folder("locks").glob("*.lock")]
     return any(cache.is_locked(name) for name in names)
 
