@@ -159,6 +159,11 @@ def is_locked(name: str) -> bool:
     return False
 
 
+def any_locked() -> bool:
+    """Whether somebody holds a lock at this moment, as builds, pushes and downloads do."""
+    return any(is_locked(path.stem) for path in (location() / "locks").glob("*.lock"))
+
+
 @contextlib.contextmanager
 def held_at_once(name: str) -> Iterator[bool]:
     """Hold the cache's lock `name` if nobody else does; gives whether it is held."""
@@ -178,7 +183,7 @@ def alone() -> Iterator[bool]:
     with _opened(ALL) as handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            held = is_there(handle)
+            held = is_there(handle) and not any_locked()  # builds of an older checkout hold nothing but their own
         except BlockingIOError:
             held = False
         yield held

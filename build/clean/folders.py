@@ -19,12 +19,6 @@ _UNFINISHED = f"{cache.LEFTOVER}*"
 _LOCKS = "locks"
 
 
-def builds_run() -> bool:
-    """Whether somebody works in this cache: builds, pushes and downloads hold a lock meanwhile."""
-    names = [path.stem for path in cache.folder("locks").glob("*.lock")]
-    return any(cache.is_locked(name) for name in names)
-
-
 def remove_leftovers() -> None:
     """Remove the files that nobody will finish; says how much that was. The caller holds the cache alone."""
     freed = 0

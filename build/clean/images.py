@@ -18,7 +18,6 @@ from typing import Any
 from docker.errors import APIError
 
 from build import cache
-from build.clean.folders import builds_run
 from build.clean.words import gb, say
 from build.containers import CACHE_LABEL, LABEL, PROCESS_LABEL, Engine, in_use
 from build.errors import NothingSelected
@@ -103,7 +102,7 @@ def clean_images(engine: Engine, pattern: str, *, keep: Collection[str] = ()) ->
     with the ids of `keep`.
     """
     patterns = _patterns(pattern)
-    builds = builds_run()  # asked before locks of builds are held here
+    builds = cache.any_locked()  # asked before locks of builds are held here
     targets = _meant_targets(engine, patterns)
     with _held(targets) as busy:
         for target in busy:

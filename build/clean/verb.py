@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from build import cache as build_cache
-from build.clean.folders import builds_run, remove, remove_cache, remove_leftovers, size_of
+from build.clean.folders import remove, remove_cache, remove_leftovers, size_of
 from build.clean.images import (
     being_built,
     clean_images,
@@ -74,7 +74,7 @@ def _refuse_while_dockerd_works(*, yes: bool) -> None:
     """Raise EnvironmentCannot where a build, or a container of anybody's, would end with the dockerd of `./run`."""
     if dockerd.started_by_us() is None:
         return
-    if builds_run():
+    if build_cache.any_locked():
         raise _in_use()
     if yes or engine_answer.elsewhere() or engine_answer.refusal():
         return

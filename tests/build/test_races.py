@@ -155,12 +155,22 @@ def test_a_cache_whose_folder_goes_while_it_is_made_is_made_all_the_same(
         assert (own_cache / "CACHEDIR.TAG").is_file() and len(looks) == 2
 
 
+def test_a_build_of_an_older_checkout_keeps_the_cache(own_cache: Path) -> None:
+    """It shares the cache, and knows no lock but that of its image."""
+    with (cache.folder("locks") / "image-cpu.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(EnvironmentCannot, match="a build is using the cache"):
+            folders.remove_cache(own_cache)
+    folders.remove_cache(own_cache)
+    assert not own_cache.exists()
+
+
 def test_unfinished_files_of_a_build_that_begins_meanwhile_stay(
     own_cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     part = cache.folder("downloads") / ".part-wheel"
     part.touch()
-    monkeypatch.setattr(verb, "builds_run", lambda: False)
+    monkeypatch.setattr(cache, "any_locked", lambda: False)
     with cache.locked("image-cpu"):
         verb.clean_leftovers()
     assert part.exists() and "a build is running" in capsys.readouterr().err
@@ -170,7 +180,7 @@ def test_dockerd_goes_on_for_a_build_that_begins_meanwhile(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stopped: list[int] = []
-    monkeypatch.setattr(verb, "builds_run", lambda: False)
+    monkeypatch.setattr(cache, "any_locked", lambda: False)
     monkeypatch.setattr(dockerd, "started_by_us", lambda: 1)
     monkeypatch.setattr(dockerd, "stop", lambda: stopped.append(1) or 1)
     with cache.locked("image-cpu"), pytest.raises(EnvironmentCannot, match="a build is using the engine"):
