@@ -68,8 +68,9 @@ class Wheelhouse:
         try:
             return _verified(folder)
         except DAMAGE:
-            with self._changing():
+            with contextlib.suppress(OSError), self._changing():  # who only reads may not be allowed to write there
                 return self._whole(folder)  # another may have put a whole one there meanwhile
+            return None
 
     def put(self, key: str, artefact: Path, meta: Mapping[str, Any]) -> Path:
         """Keep a copy of `artefact` under `key` with its record; returns the kept file.

@@ -88,6 +88,15 @@ def test_a_damaged_entry_is_removed_told_and_can_be_put_again(
     assert house.put(KEY, artefact, {}) == house.find(KEY)
 
 
+def test_who_may_not_write_there_does_without_a_damaged_entry(house: Wheelhouse, artefact: Path) -> None:
+    """As a check of an image with a cache that is mounted read-only."""
+    kept = house.put(KEY, artefact, {})
+    flip_a_byte(kept.parent)
+    (house.root / ".lock").unlink()
+    (house.root / ".lock").mkdir()
+    assert house.find(KEY) is None and kept.exists()
+
+
 def test_a_second_put_of_a_key_keeps_one_whole_entry(house: Wheelhouse, artefact: Path) -> None:
     house.put(KEY, artefact, {"run": 1})
     house.put(KEY, artefact, {"run": 2})
