@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import fcntl
 import io
-import subprocess
 import tarfile
 import threading
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,9 +18,8 @@ import pytest
 from build import cache
 from build.clean import folders, verb
 from build.clean.images import clean_images, remove_unused_os_layers
-from build.errors import EnvironmentCannot, GateFailed
+from build.errors import EnvironmentCannot
 from build.host import compile as host_compile
-from build.image import warm
 from build.publish import archive
 from build.setup import docker_engine, dockerd, packs
 from build.wheels import cell as cells
@@ -286,15 +284,6 @@ def test_a_compiler_cache_that_goes_away_meanwhile_is_no_failure(monkeypatch: py
     assert len(given) == 1, "there is none any more"
 
 
-def test_a_compile_that_ends_while_it_is_killed_is_no_error(tmp_path: Path) -> None:
-    """Another thread, which waits for it, sees its end between the two steps; others are still to be killed."""
-    process = host_compile.Process(["true"], {}, tmp_path / "log")
-    with subprocess.Popen(["true"], start_new_session=True) as ended:
-        pass
-    process.raw = SimpleNamespace(pid=ended.pid, poll=lambda: None)  # type: ignore[assignment]
-    process.kill()
-
-
 def test_packs_that_are_being_unpacked_are_no_leftovers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wheel = tmp_path / "alpha-1.0-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as made:
@@ -308,24 +297,6 @@ def test_packs_that_are_being_unpacked_are_no_leftovers(tmp_path: Path, monkeypa
 
     monkeypatch.setattr(zipfile.ZipFile, "extractall", extract_beside_clean)
     assert (packs.unpacked({"alpha": wheel}) / "alpha.py").is_file()
-
-
-def test_the_log_of_warm_caches_that_fail_is_there_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The engine tells the end of a program before the end of what it printed."""
-    ended = threading.Event()
-
-    def follow(log: Path) -> None:
-        ended.wait(60)
-        threading.Event().wait(0.2)
-        log.write_text("the last words")
-
-    container = SimpleNamespace(
-        start=lambda: None, follow=follow, output=lambda: ("", "bad"), wait=lambda limit: ended.set() or 3
-    )
-    engine: Any = SimpleNamespace(container=lambda *_, **__: nullcontext(container))
-    with pytest.raises(GateFailed, match="ended with status 3") as told:
-        warm._compile(engine, "image", "cpu", b"", Path("unused"))
-    assert told.value.log is not None and told.value.log.read_text() == "the last words"
 
 
 class Images:
@@ -348,14 +319,14 @@ class Images:
         ]
 
 
-def test_what_a_build_has_begun_since_clean_has_looked_stays() -> None:
+def test_what_a_build_has_begun_since_clean_has_looked_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     layer, base = "deepinfer-base:os-trixie-0123", "deepinfer-base:some-replica"
     engine: Any = Images(base, begun=lambda: engine.names.append(layer))
     assert [image.id for image in clean_images(engine, "some,os-*")] == [base] and engine.names == [layer]
     with cache.locked("replica"):
         clean_images(engine, "os-*")
         assert engine.names == [layer], "a replica is being built, and may stand on it"
-    with begun_after_the_look("replica", pytest.MonkeyPatch()):
+    with begun_after_the_look("replica", monkeypatch):
         assert remove_unused_os_layers(engine) == []
     clean_images(engine, "os-*")
     assert engine.names == []

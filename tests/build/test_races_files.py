@@ -8,6 +8,7 @@ import hashlib
 import subprocess
 import sys
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,8 +18,9 @@ import pytest
 from build import cache, doctor, locks
 from build.call import CallFailed, call
 from build.containers import LABEL
-from build.errors import BuildError, CellFailed, EnvironmentCannot
-from build.image import collect
+from build.errors import BuildError, CellFailed, EnvironmentCannot, GateFailed
+from build.host import compile as host_compile
+from build.image import collect, warm
 from build.image.package import pack_engine
 from build.image.parts import Contents
 from build.plan import Cell
@@ -211,3 +213,30 @@ def test_an_archive_that_is_written_anew_is_read_when_it_is_whole_and_named_befo
     monkeypatch.setattr(archive, "_load", lambda engine, given: "sha256:x")
     assert archive.load_archive(engine, file).names == ("deepinfer:1.0-cpu", "deepinfer:cpu")
     assert held == [True, True, True]
+
+
+def test_a_compile_that_ends_while_it_is_killed_is_no_error(tmp_path: Path) -> None:
+    """Another thread, which waits for it, sees its end between the two steps; others are still to be killed."""
+    process = host_compile.Process(["true"], {}, tmp_path / "log")
+    with subprocess.Popen(["true"], start_new_session=True) as ended:
+        pass
+    process.raw = SimpleNamespace(pid=ended.pid, poll=lambda: None)  # type: ignore[assignment]
+    process.kill()
+
+
+def test_the_log_of_warm_caches_that_fail_is_there_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine tells the end of a program before the end of what it printed."""
+    ended = threading.Event()
+
+    def follow(log: Path) -> None:
+        ended.wait(60)
+        threading.Event().wait(0.2)
+        log.write_text("the last words")
+
+    container = SimpleNamespace(
+        start=lambda: None, follow=follow, output=lambda: ("", "bad"), wait=lambda limit: ended.set() or 3
+    )
+    engine: Any = SimpleNamespace(container=lambda *_, **__: nullcontext(container))
+    with pytest.raises(GateFailed, match="ended with status 3") as told:
+        warm._compile(engine, "image", "cpu", b"", Path("unused"))
+    assert told.value.log is not None and told.value.log.read_text() == "the last words"
