@@ -117,7 +117,7 @@ def _told(work: Callable[[], int]) -> int:
     except BrokenPipeError:  # the reader of our output has gone
         return 0
     except DeepInferError as problem:
-        _tell(problem.told(_flag))
+        _tell(problem.told(flag))
         return problem.exit_code
     except ImportError as problem:
         missing = packages.told(problem)
@@ -134,8 +134,8 @@ def _told(work: Callable[[], int]) -> int:
         return _fault(problem)
 
 
-def _flag(option: Option) -> str:
-    """As it is typed."""
+def flag(option: Option) -> str:
+    """An option of the engine as it is typed."""
     return f"--{option.replace('_', '-')}"
 
 

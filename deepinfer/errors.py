@@ -31,31 +31,31 @@ class DeepInferError(Exception):
     exit_code = 4
 
     def __init__(self, what: Text, *, cause: Text = "", next_step: Text = "") -> None:
-        super().__init__(_joined(what))
+        super().__init__(spelled(what))
         self._what, self._cause, self._next_step = what, cause, next_step
 
     @property
     def what(self) -> str:
         """What happened."""
-        return _joined(self._what)
+        return spelled(self._what)
 
     @property
     def cause(self) -> str:
         """The likely cause, or ''."""
-        return _joined(self._cause)
+        return spelled(self._cause)
 
     @property
     def next_step(self) -> str:
         """What to do next, or ''."""
-        return _joined(self._next_step)
+        return spelled(self._next_step)
 
     def told(self, spell: Callable[[Option], str] = str) -> str:
         """All of it, a line each. spell: how an option is written where it is shown."""
-        lines = [_joined(self._what, spell)]
+        lines = [spelled(self._what, spell)]
         if self._cause:
-            lines.append(f"  likely cause: {_joined(self._cause, spell)}")
+            lines.append(f"  likely cause: {spelled(self._cause, spell)}")
         if self._next_step:
-            lines.append(f"  next step: {_joined(self._next_step, spell)}")
+            lines.append(f"  next step: {spelled(self._next_step, spell)}")
         return "\n".join(lines)
 
     def of(self, name: str) -> DeepInferError:
@@ -85,7 +85,7 @@ class OptionError(ValueError):
         return self.option, f" {self.fault}"
 
     def __str__(self) -> str:
-        return _joined(self.pieces)
+        return spelled(self.pieces)
 
 
 class UsageError(DeepInferError):
@@ -158,7 +158,8 @@ def unwritable(what: str, problem: OSError) -> DeepInferError:
     return DeepInferError(told, next_step="name one on a file system with room, in a folder that you may write to")
 
 
-def _joined(text: Text, spell: Callable[[Option], str] = str) -> str:
+def spelled(text: Text, spell: Callable[[Option], str] = str) -> str:
+    """What an error says, as one text. spell: how an option is written where it is shown."""
     pieces = (text,) if isinstance(text, str) else text
     return "".join(spell(piece) if isinstance(piece, Option) else piece for piece in pieces)
 

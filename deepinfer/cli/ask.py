@@ -11,8 +11,9 @@ from deepinfer.cli.model_options import add_model_arguments, open_llm, tell, wri
 from deepinfer.cli.prompt_text import prompt_of
 from deepinfer.cli.records import failures, record
 from deepinfer.cli.sampling_options import add_sampling_arguments, params_of_options, told
+from deepinfer.command_line import flag
 from deepinfer.engine.sequence import Request
-from deepinfer.errors import DeepInferError, RequestFailed
+from deepinfer.errors import DeepInferError, RequestFailed, spelled
 from deepinfer.streams import need_stdout
 
 if TYPE_CHECKING:
@@ -92,8 +93,10 @@ def _answer(llm: LLM, request: Request, *, shown: bool) -> RequestOutput:
 
 def _end(done: Completion, params: SamplingParams, llm: LLM) -> str:
     if done.finish_reason == "length":
-        by_request = len(done.token_ids) >= params.max_tokens
-        return "--max-tokens" if by_request else f"the model's length of {llm.max_model_len} tokens"
+        if len(done.token_ids) >= params.max_tokens:
+            return "--max-tokens"
+        cause, _ = llm.engine.limits.of_length()
+        return f"the limit of {llm.max_model_len} tokens of prompt and output: {spelled(cause, flag)}"
     if done.finish_reason != "stop" or done.stop is None:
         return "the model" if done.finish_reason == "stop" else str(done.finish_reason)
     return f"the stop {'text' if isinstance(done.stop, str) else 'token'} {done.stop!r}"

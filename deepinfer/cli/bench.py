@@ -157,8 +157,8 @@ def _check_lengths(args: argparse.Namespace, llm: LLM) -> None:
     if args.input_len + args.output_len > llm.max_model_len:
         cause, more = llm.engine.limits.of_length()
         raise UsageError(
-            f"--input-len {args.input_len} and --output-len {args.output_len} together pass the model's "
-            f"{llm.max_model_len} tokens",
+            f"--input-len {args.input_len} and --output-len {args.output_len} together pass the "
+            f"{llm.max_model_len} tokens of prompt and output",
             cause=cause,
             next_step=("shorten one of them", *((", or ", *more) if more else ())),
         )

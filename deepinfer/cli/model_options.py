@@ -43,7 +43,12 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="tokens of prompts that one step computes (default: 2048; on a CPU 512)",
     )
-    add("--blocks", type=int, metavar="N", help="cache blocks of 128 tokens (default: what fits)")
+    add(
+        "--blocks",
+        type=int,
+        metavar="N",
+        help="cache blocks of 128 tokens, one of them for padding (default: what fits)",
+    )
     add("--memory-fraction", type=float, default=0.9, metavar="F",
         help="of the GPU's memory, for weights and caches together (default: 0.9)")  # fmt: skip
     add("--truncation", choices=("off", "mask", "compact"), default="off",

@@ -82,7 +82,8 @@ def allocate(model: Model, options: EngineOptions) -> Memory:
     if asked is not None and blocks_of(asked) > blocks - 1:
         raise DeepInferError(
             (
-                f"{blocks - 1} cache blocks hold {(blocks - 1) * BLOCK_TOKENS} tokens, less than ",
+                f"{blocks} cache blocks, one of them kept for padding, hold {(blocks - 1) * BLOCK_TOKENS} tokens, "
+                "less than ",
                 *(Option("max_model_len"), f" {asked}"),
             ),
             next_step=("give more blocks or memory, or a smaller ", Option("max_model_len")),

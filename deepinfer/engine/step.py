@@ -37,7 +37,9 @@ class Limits:
             name = Option("max_model_len")
             return (name, f" is {self.length}"), ("open the model with a larger ", name)
         if self.why == "blocks":
-            held = f"the cache has no more than {self.length // BLOCK_TOKENS} blocks of {BLOCK_TOKENS} tokens"
+            # Counted as the option counts them, which may have given their number.
+            blocks = 1 + self.length // BLOCK_TOKENS
+            held = f"the cache has {blocks} blocks of {BLOCK_TOKENS} tokens, one of them kept for padding"
             more = ("open the model with more cache blocks (", Option("blocks"), "), or with more memory for them")
             return (held,), more
         return (f"the model was made for {self.length} tokens",), ()

@@ -34,10 +34,20 @@ def test_as_users_start_it(run_python: Run, tiny_folder: Path, expected: str) ->
     assert " + 12 tokens in " in last and last.endswith("ended by --max-tokens")
 
 
-def test_an_end_by_the_models_length_is_called_so(tiny_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = [*CPU, "--temperature", "0", "--ignore-eos", "--max-model-len", "12", "--max-tokens", "50"]
+@pytest.mark.parametrize(
+    ("limit", "told"),
+    [
+        (["--max-model-len", "12"], "12 tokens of prompt and output: --max-model-len is 12\n"),
+        (["--blocks", "2"], "128 tokens of prompt and output: the cache has 2 blocks of 128 tokens, one of them kept "
+         "for padding\n"),
+    ],
+)  # fmt: skip
+def test_an_end_by_a_limit_names_the_limit(
+    tiny_folder: Path, limit: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = [*CPU, "--temperature", "0", "--ignore-eos", *limit, "--max-tokens", "1000000"]
     assert cli.main(["ask", "--model", str(tiny_folder), *options, "The quick brown fox"]) == 0
-    assert capsys.readouterr().err.endswith("ended by the model's length of 12 tokens\n")
+    assert capsys.readouterr().err.endswith(f"ended by the limit of {told}")
 
 
 class Pieces(io.TextIOWrapper):
@@ -94,6 +104,7 @@ def test_a_stop_text_ends_it_and_is_named(tiny_folder: Path, expected: str, caps
         (["--max-model-len", "16", "--max-tokens", "1", "word " * 40], 2, "and prompt and output together may have 16"),
         (["--max-model-len", "16", "word " * 40], 2, "open the model with a larger --max-model-len"),
         (["--blocks", "2", "word " * 200], 2, "open the model with more cache blocks (--blocks)"),
+        (["--blocks", "2", "word " * 200], 2, "the cache has 2 blocks of 128 tokens, one of them kept for padding"),
         (["--max-model-len", "5000", "x"], 1, "--max-model-len 5000 is more than the 4096 tokens"),
         (["--max-num-seqs", "0", "x"], 1, "--max-num-seqs must be a whole number"),
         (["--blocks", "1", "x"], 1, "--blocks must be a whole number of at least 2"),

@@ -65,11 +65,19 @@ def test_of_a_thousand_million_requests_few_are_made_beforehand(
     assert 3 < len(made) <= 8, "three beforehand, the others in their turn"
 
 
+def test_lengths_that_the_blocks_do_not_hold(tiny_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = [*CPU, "--input-len", "100", "--output-len", "40", "--quiet", "--blocks", "2"]
+    assert cli.main(["bench", "latency", "--model", str(tiny_folder), *options]) == 1
+    told = capsys.readouterr().err
+    assert "together pass the 128 tokens of prompt and output\n" in told
+    assert "likely cause: the cache has 2 blocks of 128 tokens, one of them kept for padding\n" in told
+
+
 def test_lengths_that_the_model_does_not_have(tiny_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = [*CPU, "--input-len", "4000", "--output-len", "97", "--quiet"]
     assert cli.main(["bench", "latency", "--model", str(tiny_folder), *options]) == 1
     told = capsys.readouterr().err
-    assert "together pass the model's 4096 tokens" in told and "next step: shorten one of them\n" in told
+    assert "together pass the 4096 tokens of prompt and output" in told and "next step: shorten one of them\n" in told
     assert cli.main(["bench", "latency", "--model", str(tiny_folder), *options, "--max-model-len", "1000"]) == 1
     assert (
         "next step: shorten one of them, or open the model with a larger --max-model-len\n" in capsys.readouterr().err

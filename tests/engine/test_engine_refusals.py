@@ -60,7 +60,7 @@ def test_a_prompt_that_cannot_be_taken_is_refused_by_name(given: str | list[int]
     [
         ({}, "the model was made for 4096 tokens", ""),
         ({"max_model_len": 500}, "max_model_len is 500", ", or open the model with a larger max_model_len"),
-        ({"blocks": 3}, "no more than 2 blocks of 128 tokens", ", or open the model with more cache blocks (blocks)"),
+        ({"blocks": 3}, "3 blocks of 128 tokens, one of them", ", or open the model with more cache blocks (blocks)"),
     ],
 )
 def test_a_prompt_that_is_too_long_is_told_what_would_let_it(options: dict[str, int], cause: str, more: str) -> None:
@@ -99,7 +99,7 @@ def test_two_requests_of_one_name_are_refused_until_the_first_is_told() -> None:
     ("options", "told", "code"),
     [
         ({"max_model_len": 5000}, "max_model_len 5000 is more than the 4096", 1),
-        ({"max_model_len": 4000, "blocks": 10}, "9 cache blocks hold 1152 tokens", 4),
+        ({"max_model_len": 4000, "blocks": 10}, "10 cache blocks, one of them kept for padding, hold 1152 tokens", 4),
     ],
 )
 def test_limits_that_cannot_be_kept_are_told(options: dict[str, int], told: str, code: int) -> None:

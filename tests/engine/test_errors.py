@@ -70,7 +70,7 @@ def test_a_step_without_memory_names_what_would_free_some(capsys: pytest.Capture
     ("why", "cause", "more"),
     [
         ("max_model_len", "max_model_len is 256", "open the model with a larger max_model_len"),
-        ("blocks", "the cache has no more than 2 blocks of 128 tokens", "more cache blocks (blocks)"),
+        ("blocks", "the cache has 3 blocks of 128 tokens, one of them kept for padding", "more cache blocks (blocks)"),
         ("model", "the model was made for 256 tokens", ""),
     ],
 )
