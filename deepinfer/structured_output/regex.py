@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -13,12 +13,18 @@ _CONTROLS = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "v": "\v", "0": "\0"}
 _HEX = {"x": 2, "u": 4}
 _ESCAPED = frozenset("\"$'()*+-./?[\\]^{|}")
 """Letters that xgrammar takes for themselves behind a backslash, without a word."""
+_HALVES = range(0xD800, 0xE000)
+"""Numbers that stand for no letter: UTF-16 writes one beyond four digits as two of them, UTF-8 none."""
 _CODE = re.compile(r"\\(x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4}|u\{[0-9A-Fa-f]{1,6}\})")
 _BRACES = re.compile(r"\{\d+(,\d*)?\}")
 _SPECIAL_GROUP = re.compile(r"\(\?(?!:|<\w)<?.?")
 """All but (?:…) and (?<name>…): lookahead would be passed over in patterns of JSON strings."""
 _JUDGED_LATER = "bBkpPc123456789"
-"""Escapes that xgrammar refuses itself, saying why."""
+"""Escapes that xgrammar refuses itself, saying why, if outside of a [class]."""
+_NOT_IN_CLASSES = "BkpP123456789"
+"""Those of them that it takes for their letters there."""
+_NAMED_CLASS = re.compile(r"\[:\^?[a-z]+:\]")
+"""As [:alpha:], which would be the letters that its name has."""
 
 
 @dataclass(frozen=True)
@@ -44,9 +50,18 @@ def units(pattern: str) -> Iterator[Unit]:
         special = _SPECIAL_GROUP.match(pattern, place) if inside is None and len(text) == 1 else None
         if special:
             raise ValueError(f"a group with {special[0]}, as at position {place}, is not known here")
+        if inside == 1 and text == "]" and pattern[place - 2 : place] == "[^":
+            raise ValueError(
+                f"[^] at position {place - 2} is no [class], and others read on to the next ]; for any letter write "
+                "[\\s\\S], for all but ] write [^\\]]"
+            )
+        if inside is not None and len(text) > 1 and text[1] in _NOT_IN_CLASSES:
+            raise ValueError(f"{text} at position {place} is no escape that is known in a [class]")
+        if inside is not None and (named := _NAMED_CLASS.match(pattern, place)) and len(text) == 1:
+            raise ValueError(f"{named[0]} at position {place} is not known here; write what it stands for, as a-z")
         syntax = len(text) == 1 and (text in "]^-" if inside is not None else text in "()[|^$.*+?{}")
         depth -= inside is None and text == ")"
-        yield Unit(text, "" if syntax else _letter(text), place, depth, inside)
+        yield Unit(text, "" if syntax else _letter(text, place), place, depth, inside)
         depth += inside is None and text == "("
         if inside is not None:
             inside = None if text == "]" else inside + 1
@@ -72,6 +87,7 @@ def checked_regex(pattern: str) -> str:
 
 def _without_anchors(pattern: str) -> Iterator[Unit]:
     found = list(units(pattern))
+    _check_repetitions(pattern, found)
     for index, unit in enumerate(found):
         before = found[index - 1].text if index else "|"
         after = found[index + 1].text if index + 1 < len(found) else "|"
@@ -79,6 +95,30 @@ def _without_anchors(pattern: str) -> Iterator[Unit]:
             yield unit
         elif unit.depth or (before if unit.text == "^" else after) != "|":
             raise ValueError(f"{unit.text} at position {unit.place} is within the text, which has to match whole")
+
+
+def _check_repetitions(pattern: str, found: Sequence[Unit]) -> None:
+    """Refuse a brace or a repetition of a repetition that others read otherwise, as xgrammar does outside of JSON."""
+    before, repeats, end = "", False, 0  # the unit before; whether it ends a repetition; where one with braces ends
+    for unit in found:
+        if unit.place < end:
+            continue
+        sign = unit.text if unit.inside is None and unit.text in ("*", "+", "?", "{") else ""
+        if sign == "{":
+            braces = _BRACES.match(pattern, unit.place)
+            if not braces:
+                raise ValueError(
+                    f"{{ at position {unit.place} begins no repetition, as {{2}}, {{2,}} or {{2,5}}; for the letter "
+                    "write \\{"
+                )
+            sign, end = braces[0], braces.end()
+        if sign == "?" and (repeats or before == "("):  # a lazy one, or the mark of a group
+            sign = ""
+        if sign and (repeats or before == "?"):
+            raise ValueError(
+                f"{sign} at position {unit.place} repeats a repetition; put what is repeated into a group, (?:...)"
+            )
+        before, repeats = unit.text, bool(sign)
 
 
 def _spelled(unit: Unit) -> str:
@@ -131,19 +171,29 @@ def _escape(pattern: str, place: int) -> str:
     kind = pattern[place + 1 : place + 2]
     if kind.isascii() and kind.isalnum() and kind not in (*_CLASSES, *_CONTROLS, *_HEX, *_JUDGED_LATER):
         raise ValueError(f"\\{kind} at position {place} is no escape that is known here")
+    if kind == "0" and pattern[place + 2 : place + 3] in tuple("0123456789"):
+        raise ValueError(
+            f"{pattern[place : place + 3]} at position {place} is no escape that is known here; a letter "
+            "by its number is \\x and two hexadecimal digits"
+        )
     if kind == "u" and pattern[place + 2 : place + 3] == "{":
         return pattern[place : pattern.find("}", place) + 1] or pattern[place:]
     return pattern[place : place + 2 + (kind == "c") + _HEX.get(kind, 0)]
 
 
-def _letter(text: str) -> str:
+def _letter(text: str, place: int) -> str:
     if text[0] != "\\" or len(text) == 1:
         return text
     kind = text[1]
     if kind in _HEX:
         number = int(text[2:].strip("{}"), 16) if _CODE.fullmatch(text) else sys.maxunicode + 1
         if number > sys.maxunicode:
-            raise ValueError(f"{text} is no character")
+            raise ValueError(f"{text} at position {place} is no character")
+        if number in _HALVES:
+            raise ValueError(
+                f"{text} at position {place} is no character, but half of one; write the letter itself, or "
+                "\\u{1F600} with its number"
+            )
         return chr(number)
     if kind == "c":
         return chr(ord(text[2]) % 32) if text[2:].isascii() and text[2:].isalpha() else ""

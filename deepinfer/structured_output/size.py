@@ -12,6 +12,8 @@ LONGEST_GRAMMAR = 2**16
 """
 WRITTEN_OUT = 128
 """Repetitions up to as many are written out when they are compiled, and of more there are as many written out."""
+MOST_DIGITS = 9
+"""Of a count of repetitions: of a larger one xgrammar keeps the last 32 bits."""
 _EXPRESSION = re.compile(r"\\.|\[(?:\\.|[^\]\\])*+\]?|\{\d++(?:,\d*+)?\}|.", re.DOTALL)
 """An escape, a [class], a repetition, or another letter. Nothing is looked at twice: an end may be missing."""
 _GRAMMAR = re.compile(
@@ -26,6 +28,9 @@ def size_of(grammar: str, *, ebnf: bool = False) -> int:
     """Characters of an expression or a grammar, where what {m,n} repeats counts as often as it is written out.
 
     A name that is repeated counts as the texts of its rule, which take its place.
+
+    Raises:
+        ValueError: a repetition is of more than 999 999 999 times.
     """
     if len(grammar) > LONGEST_GRAMMAR:
         return len(grammar)
@@ -41,7 +46,7 @@ def size_of(grammar: str, *, ebnf: bool = False) -> int:
             last = last if count == 1 else letters
             groups[-1] = groups[-1][0] + letters, groups[-1][1] + 1
         elif part[0] == "{" and part[1:]:
-            times = min(WRITTEN_OUT, max(int(one.strip()[:9]) for one in part[1:-1].split(",") if one.strip()))
+            times = min(WRITTEN_OUT, max(map(_count, filter(str.strip, part[1:-1].split(",")))))
             groups[-1] = letters + last * max(0, times - 1), count
             last *= max(1, times)
         elif ebnf and _is_blank(part):
@@ -51,6 +56,13 @@ def size_of(grammar: str, *, ebnf: bool = False) -> int:
             last = of_rules.get(part, own)
             groups[-1] = letters + own, count + 1
     return max(len(grammar), sum(letters for letters, _ in groups))
+
+
+def _count(number: str) -> int:
+    digits = number.strip().lstrip("0")
+    if len(digits) > MOST_DIGITS:
+        raise ValueError(f"it repeats something {digits} times; {'9' * MOST_DIGITS} is the most that can be counted")
+    return int(digits or 0)
 
 
 def _is_blank(part: str) -> bool:

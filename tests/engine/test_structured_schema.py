@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -255,6 +256,57 @@ def test_what_would_be_misread_is_refused(pattern: str) -> None:
 def test_a_class_that_would_become_that_of_all_other_letters_is_refused(pattern: str) -> None:
     with pytest.raises(ValueError, match=r"at position \d begins a \[class\]; write it behind another letter"):
         checked_regex(pattern)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [
+        ("[^]", "[^] at position 0 is no [class]"), ("a[^]b]", "[^] at position 1 is no [class]"),
+        ("\\07", "\\07 at position 0 is no escape that is known here"), ("a\\012", "\\01 at position 1 is no escape"),
+        ("[\\07]", "\\07 at position 1 is no escape"), ("[\\060-\\071]", "\\06 at position 1 is no escape"),
+        ("\\08", "\\08 at position 0 is no escape that is known here; a letter by its number is \\x"),
+        ("\\ud83d\\ude00", "\\ud83d at position 0 is no character, but half of one"),
+        ("[a\\ude00]", "\\ude00 at position 2 is no character, but half of one; write the letter itself,"),
+        ("\\u{D800}", "\\u{D800} at position 0 is no character, but half"),
+        ("\\u{110000}", "at position 0 is no character"),
+        ("a?+", "+ at position 2 repeats a repetition"), ("a**", "* at position 2 repeats a repetition"),
+        ("a{1,2}{3}", "{3} at position 6 repeats a repetition; put what is repeated into a group, (?:"),
+        ("a*??", "? at position 3 repeats a repetition"), ("a{2}?+", "+ at position 5 repeats"),
+        ("(a)++", "at position 4 repeats"),
+        ("a{ 2}", "{ at position 1 begins no repetition"), ("a{2, 3}", "{ at position 1 begins no repetition"),
+        ("(a|{b})", "{ at position 3 begins no repetition, as {2}, {2,} or {2,5}; for the letter write \\{"),
+        ("a{2 }", "{ at position 1 begins no"), ("a{,3}", "{ at position 1 begins no"),
+        ("x{", "{ at position 1 begins no"),
+        ("[\\101]", "\\1 at position 1 is no escape that is known in a [class]"),
+        ("[a\\p{L}]", "\\p at position 2 is no"),
+        ("[\\B]", "\\B at position 1 is no"), ("[^\\k]", "\\k at position 2 is no"),
+        ("[a[:^digit:]]", "[:^digit:] at position 2 is not known here; write what it stands for"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("checked", [checked_regex, checked_string_pattern])
+def test_what_others_read_otherwise_is_refused_everywhere(
+    checked: Callable[[str], str], pattern: str, message: str
+) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        checked(pattern)
+
+
+def test_what_looks_like_a_repetition_of_one_passes() -> None:
+    for pattern in (
+        "(?:a?)+",
+        "[*+?{]*",
+        "\\*+",
+        "(?:a*)*?",
+        "\\{{2}",
+        "a}?",
+        "[^\\]]",
+        "(?<n>a)?",
+        "[[^]",
+        "[\\0-a]",
+        "[[:]",
+    ):
+        checked_regex(pattern)
+        checked_string_pattern(pattern)
 
 
 def test_an_expression_is_taken_without_a_word(compiler: GrammarCompiler, capfd: pytest.CaptureFixture[str]) -> None:
