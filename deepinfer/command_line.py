@@ -14,8 +14,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
 from deepinfer import envs, interrupts, packages, streams
-from deepinfer.errors import DeepInferError, Option, UsageError, VariableError
+from deepinfer.errors import DeepInferError, Option, UsageError, VariableError, shown
 
+_WORDS = ("FILE", "DIR", "TEXT", "NAME")
+"""What an option takes (its metavar) that somebody may give without the option."""
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -23,7 +25,8 @@ class Parser(argparse.ArgumentParser):
     """argparse exits 2 on a usage error; here that is 1, as everywhere in the project.
 
     An option that is not there is named, with the one that is nearest, and before what is missing: who writes
-    `--modle DIR` lacks no --model, but wrote it wrong.
+    `--modle DIR` lacks no --model, but wrote it wrong. A word that nothing takes is named with the options that may
+    have been meant: who writes `generate in.jsonl` has left out --input.
     """
 
     _words: Sequence[str] = ()
@@ -36,9 +39,9 @@ class Parser(argparse.ArgumentParser):
         """
         self._words = sys.argv[1:] if args is None else list(args)
         found, unknown = super().parse_known_args(self._words, namespace)
-        if unknown:
-            self.error(f"unrecognized arguments: {' '.join(unknown)}")
-        return found, unknown
+        if words := [word for word in unknown if word != "--"]:
+            self._refuse_words(found, words)
+        return found, []
 
     def _print_message(self, message: str, file: Any = None) -> None:
         """As argparse has it, but a reader or a disk that does not take it is not passed over."""
@@ -58,6 +61,24 @@ class Parser(argparse.ArgumentParser):
         if (not near or not option.startswith("--")) and self._get_positional_actions():
             step += "; before a word that is no option and begins with - put --"
         raise UsageError(what, next_step=step)
+
+    def _refuse_words(self, found: argparse.Namespace, words: list[str]) -> NoReturn:
+        """Raise UsageError for words that nothing takes. found: what the others gave."""
+        if self._unknown_option():
+            self.error(f"unrecognized arguments: {' '.join(words)}")
+        others = f", and {len(words) - 1} more" if len(words) > 1 else ""
+        further = bool(self._get_positional_actions())
+        what = f"{self.prog} takes no {'further word' if further else 'word by itself'}: {shown(words[0])}{others}"
+        meant = [
+            f"{action.option_strings[-1]} {action.metavar}"
+            for action in self._get_optional_actions()
+            if str(action.metavar).startswith(_WORDS) and action.nargs is None
+            # What was given already is not what was left out, and what may be repeated is seldom forgotten.
+            and getattr(found, action.dest, None) == action.default and not isinstance(action, argparse._AppendAction)
+        ]  # fmt: skip
+        hints = ["one with spaces in it needs quotes"] if further else []
+        hints += [f"give it with {' or '.join(meant)}"] if meant else []
+        raise UsageError(what, next_step="; ".join([*hints, f"{self.prog} --help lists what there is"]))
 
     def _unknown_option(self) -> str:
         """The first word that argparse takes for an option, and that is none, nor the beginning of one."""

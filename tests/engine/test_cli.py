@@ -57,12 +57,27 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
      (["bench", "latency", "--model", "m", "--iteration", "2", "--jsn"], "bench latency has no option '--jsn'"),
      (["bench", "--model=m"], "are required: latency|throughput"),
      (["env", "--timeout", "-1"], "number of seconds above 0"), (["env", "--timeout", "nan"], "above 0"),
-     (["env", "extra"], "unrecognized arguments: extra")],
+     (["env", "extra"], "deepinfer env takes no word by itself: 'extra'"), (["env", "extra"], "step: deepinfer env -"),
+     (["generate", "--model", "m", "in.jsonl"], "deepinfer generate takes no word by itself: 'in.jsonl'"),
+     (["generate", "--model", "m", "in.jsonl"], "give it with --input FILE or --output FILE; deepinfer generate"),
+     (["generate", "--model", "m", "--", "-1", "b", "c"], "by itself: '-1', and 2 more"),
+     (["generate", "--model", "m", "--input", "i", "out.jsonl"], "step: give it with --output FILE; "),
+     (["bench", "latency", "--model", "m", "8"], "deepinfer bench latency takes no word by itself: '8'"),
+     (["bench", "latency", "--model", "m", "8"], "step: deepinfer bench latency --help"),
+     (["warm", "paged"], "give it with --only NAME[,NAME...]; deepinfer warm --help"),
+     (["tiny", "a", "model"], "deepinfer tiny takes no further word: 'model'"),
+     (["tiny", "a", "model"], "one with spaces in it needs quotes; deepinfer tiny --help"),
+     (["ask", "fox", "--model", "m", "dog"], "deepinfer ask takes no further word: 'dog'")],
 )  # fmt: skip
 def test_usage_errors_exit_1(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(arguments) == 1
     seen = capsys.readouterr()
     assert seen.out == "" and seen.err.startswith("error: ") and said in seen.err and "next step: " in seen.err
+
+
+def test_a_sign_that_options_end_is_no_word(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["generate", "--model", "m", "--input", "/nowhere/in.jsonl", "--"]) == 2
+    assert "/nowhere/in.jsonl cannot be read" in capsys.readouterr().err
 
 
 def _verb(monkeypatch: pytest.MonkeyPatch, run: Callable[[argparse.Namespace], int]) -> None:

@@ -81,6 +81,7 @@ def test_logits_that_are_no_numbers_are_a_fault_and_null(
         (["--tokens", "0"], 1, "--tokens must be at least 1"),
         (["--tokens", "5", "--decoded", "5"], 1, "leaves none of the 5 tokens"),
         (["--chunk", "-1"], 1, "must not be negative"),
+        (["hello there"], 1, "'hello there'\n  next step: give it with --prompt TEXT or --file FILE; "),
         (["--chnuk", "9"], 1, "has no option '--chnuk'; did you mean '--chunk'?"),
         (["--tokens", "5000"], 1, "5000 tokens, and the model takes 4096"),
         (["--tokens", "1000000000000"], 1, "1000000000000 tokens, and the model takes 4096"),
