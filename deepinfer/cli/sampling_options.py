@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from deepinfer.cli.prompt_text import check_argument, check_text
 from deepinfer.errors import DeepInferError, InputError, UsageError
+from deepinfer.json_text import strict_json
 
 if TYPE_CHECKING:
     from deepinfer.sampling import SamplingParams
-
-_STRUCTURES = ("json", "regex", "ebnf", "choice")
 
 
 def add_sampling_arguments(parser: argparse.ArgumentParser, *, max_tokens: int, several: bool) -> None:
@@ -74,13 +73,32 @@ def add_sampling_arguments(parser: argparse.ArgumentParser, *, max_tokens: int, 
 
 
 def given_options(args: argparse.Namespace) -> dict[str, Any]:
-    """The sampling options that were given, by their fields' names, as JSON could hold them."""
+    """The sampling options that were given, by their fields' names, as JSON could hold them.
+
+    Raises:
+        ValueError: a choice is written as JSON.
+    """
     names = [field for field in field_names() if getattr(args, field, None) is not None]
     found = {name: getattr(args, name) for name in names}
     if "structure" in found:
         kind, grammar = found["structure"]
-        found["structure"] = {"kind": kind, "grammar": grammar.split("|") if kind == "choice" else grammar}
+        found["structure"] = {"kind": kind, "grammar": _choice(grammar) if kind == "choice" else grammar}
     return found
+
+
+def _choice(text: str) -> list[str]:
+    """The texts of a choice. ValueError: it is a JSON list of texts, which would be a single one."""
+    try:
+        value = strict_json(text)
+    except ValueError:
+        return text.split("|")
+    if not (isinstance(value, list) and value and all(isinstance(one, str) for one in value)):
+        return text.split("|")
+    example = "" if any("|" in one for one in value) else f": {shlex.quote('|'.join(value))}"
+    raise ValueError(
+        f"structure: a choice is written 'A|B' here{example}; it is a list in a Structure of Python and in a line for "
+        "generate"
+    )
 
 
 def field_names() -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.metadata
 import json
 import re
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from deepinfer.cli.sampling_options import given_options
 from deepinfer.errors import DeepInferError
 from deepinfer.loading.tiny import VOCABULARY
 from deepinfer.loading.tiny_tokenizer import write_tokenizer
@@ -205,6 +207,18 @@ def test_a_bad_structure_is_refused_by_name(compiler: GrammarCompiler, kind: Any
     with pytest.raises(ValueError, match=re.escape(message)) as caught:
         compiler.compile(Structure(kind, grammar))
     assert str(caught.value).startswith("structure: ") and ".cc" not in str(caught.value)
+
+
+def test_a_choice_on_the_command_line_that_is_a_list_is_refused_with_what_to_write() -> None:
+    def given(text: str) -> Any:
+        return given_options(argparse.Namespace(structure=["choice", text]))["structure"]["grammar"]
+
+    with pytest.raises(ValueError, match=r"^structure: a choice is written 'A\|B' here: 'yes\|no'; it is a list in a"):
+        given('["yes","no"]')
+    with pytest.raises(ValueError, match=r"^structure: a choice is written 'A\|B' here; it is a list in a Structure"):
+        given(' ["a|b", "c"] ')
+    for text in ("yes|no", "[1, 2]|[3]", "[1, 2]", "[]", '"a"', '["a", 1]', "[" * 9999, "[0|1]"):
+        assert given(text) == text.split("|")
 
 
 def test_without_xgrammar_a_structure_is_refused_and_says_what_to_install(
