@@ -65,6 +65,11 @@ def run(args: argparse.Namespace) -> int:
     """Answer them. 0; RequestFailed where some ended in an error of their own."""
     if args.json and args.output == STDIN:
         raise UsageError("--json needs --output FILE: results go to stdout", next_step="name a file for the results")
+    if args.retry_failed and args.output == STDIN:
+        raise UsageError(
+            "--retry-failed needs --output FILE: without one there are no results to go on from",
+            next_step="name the file with the results that failed, or leave --retry-failed out",
+        )
     if args.output != STDIN and args.input != STDIN and _same(args.input, args.output):
         raise UsageError(f"{args.input} is both input and output", next_step="name another --output")
     if args.input == STDIN and sys.stdin is not None and sys.stdin.isatty():
