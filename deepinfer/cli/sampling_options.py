@@ -177,13 +177,22 @@ def _check_locale(args: argparse.Namespace) -> None:
 
 def _bad_option(what: str, args: argparse.Namespace) -> UsageError:
     kind, grammar = args.structure or ("", "")
-    schema = grammar.lstrip().startswith(("{", "[", '"')) or grammar.strip() in ("", "true", "false")
-    file = what.startswith("structure") and kind == "json" and not schema
+    file = _file_meant(kind, grammar) if what.startswith("structure") else ""
+    itself = "the schema" if kind == "json" else "the grammar"
     return UsageError(
         f"the options cannot be taken: {what}",
-        cause="json is followed by the schema itself, not by the name of a file" if file else "",
-        next_step="correct this option" + (f': --structure json "$(cat {shlex.quote(grammar)})"' if file else ""),
+        cause=f"{kind} is followed by {itself} itself, not by the name of a file" if file else "",
+        next_step="correct this option" + (f': --structure {kind} "$(cat {shlex.quote(file)})"' if file else ""),
     )
+
+
+def _file_meant(kind: str, grammar: str) -> str:
+    """The file that was named in the place of a grammar, with or without the @ that some commands want before one."""
+    schema = grammar.lstrip().startswith(("{", "[", '"')) or grammar.strip() in ("true", "false")
+    if (kind == "json" and not schema) or (kind == "ebnf" and "::=" not in grammar):
+        name = grammar.strip().removeprefix("@")
+        return name if "\n" not in name else ""
+    return ""
 
 
 def check_structure_of(params: SamplingParams) -> None:
