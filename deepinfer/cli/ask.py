@@ -13,7 +13,8 @@ from deepinfer.cli.records import failures, record
 from deepinfer.cli.sampling_options import add_sampling_arguments, params_of_options, told
 from deepinfer.command_line import flag
 from deepinfer.engine.sequence import Request
-from deepinfer.errors import DeepInferError, RequestFailed, spelled
+from deepinfer.errors import CheckpointError, DeepInferError, RequestFailed, spelled
+from deepinfer.folders import is_there
 from deepinfer.streams import need_stdout
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ def run(args: argparse.Namespace) -> int:
     need_stdout()
     params = params_of_options(args)
     prompt = prompt_of(args.prompt, args.file, as_it_is=args.as_it_is)
+    _need_tokenizer(args)
     write_utf8()
     llm = open_llm(args)
     started = time.perf_counter()
@@ -72,6 +74,17 @@ def run(args: argparse.Namespace) -> int:
     tell(args, f"{len(output.prompt_token_ids)} + {len(done.token_ids)} tokens in {seconds:.2f} s "
          f"({len(done.token_ids) / seconds:.1f} tokens/s), ended by {_end(done, params, llm)}")  # fmt: skip
     return 0
+
+
+def _need_tokenizer(args: argparse.Namespace) -> None:
+    """CheckpointError: dummy weights would be made for a folder that has nothing to read a text with."""
+    dummy = args.load_format == "dummy" and is_there(args.model / "config.json")
+    if dummy and not is_there(args.model / "tokenizer.json"):
+        raise CheckpointError(
+            f"ask takes and gives text, and {args.model} has no tokenizer.json",
+            cause="dummy weights are made from config.json alone, a text is read with the tokenizer's files",
+            next_step="put tokenizer.json and tokenizer_config.json there too; `deepinfer bench` goes without them",
+        )
 
 
 def _answer(llm: LLM, request: Request, *, shown: bool) -> RequestOutput:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from deepinfer import cli
+from deepinfer.cli import ask
 from deepinfer.cli.fingerprint import fingerprint
 from deepinfer.cli.jsonl_requests import parse_requests
 from deepinfer.cli.jsonl_results import open_results
@@ -104,6 +105,17 @@ def bare(tmp_path: Path) -> str:
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(tiny_config()))
     return str(folder)
+
+
+@pytest.mark.parametrize("given", [["--max-tokens", "3"], ["--stop", "x"], ["--json"]])
+def test_a_text_for_a_model_without_a_tokenizer_is_refused_before_it_is_made(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, bare: str, given: list[str]
+) -> None:
+    monkeypatch.setattr(ask, "open_llm", lambda _: pytest.fail("the model was opened"))
+    assert cli.main(["ask", "--model", bare, "--load-format", "dummy", *given, "fox"]) == 2
+    told = capsys.readouterr().err
+    assert "error: ask takes and gives text, and bare has no tokenizer.json\n".replace("bare", bare) in told
+    assert "tokenizer_config.json" in told and "deepinfer bench" in told and "token ids" not in told
 
 
 def test_where_all_is_answered_no_model_is_opened(
