@@ -18,6 +18,8 @@ LARGEST_DIVISOR = 1024
 _INT64 = range(-(2**63), 2**63)
 """Other whole numbers become fractions in xgrammar, the nearest of 53 bits."""
 _LIMITS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+_COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
+_LARGEST_COUNT = 2**31 - 1
 _OF_KIND = {
     "number": (*_LIMITS, "multipleOf"),
     "string": ("minLength", "maxLength", "pattern"),
@@ -104,6 +106,7 @@ def _problems(schema: dict[str, Any]) -> Iterator[tuple[str, str]]:
     for word in _NEVER:
         if schema.get(word, False) is not False:
             yield word, "a grammar cannot express it"
+    yield from _misspelled(schema)
     yield from _combined(schema)
     yield from _without_type(schema)
     yield from _objects(schema)
@@ -115,7 +118,7 @@ def _problems(schema: dict[str, Any]) -> Iterator[tuple[str, str]]:
             yield "multipleOf", f"it may be {LARGEST_DIVISOR} at most"
         if not schema.keys().isdisjoint(_LIMITS):
             yield "multipleOf", "a limit stands beside it"
-    if isinstance(schema.get("pattern"), str):
+    if "pattern" in schema:
         try:
             checked_string_pattern(schema["pattern"])
         except ValueError as problem:
@@ -123,6 +126,23 @@ def _problems(schema: dict[str, Any]) -> Iterator[tuple[str, str]]:
     reference = schema.get("$ref")
     if isinstance(reference, str) and reference != "#" and not reference.startswith("#/"):
         yield "$ref", f"{reference!r} does not point into this schema, as #/$defs/name does"
+
+
+def _misspelled(schema: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Values that are none of their keyword's: xgrammar takes some for others, and of some says not where they are."""
+    for word in _COUNTS:
+        count = schema.get(word, 0)
+        if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= _LARGEST_COUNT:
+            yield word, f"it has to be a whole number between 0 and {_LARGEST_COUNT}"
+    for word in ("minContains", "maxContains"):
+        if word in schema:
+            yield word, "it belongs to 'contains', which a grammar cannot express, and says nothing alone; leave it out"
+    required = schema.get("required", [])
+    if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
+        yield "required", "it has to be a list of names, in the object whose 'properties' has them"
+    for word in ("pattern", "format"):
+        if not isinstance(schema.get(word, ""), str):
+            yield word, "it has to be a text"
 
 
 def _values(schema: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -172,9 +192,8 @@ def _without_type(schema: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _objects(schema: dict[str, Any]) -> Iterator[tuple[str, str]]:
     properties = schema.get("properties", {})
-    required = schema.get("required", [])
-    if isinstance(required, list) and isinstance(properties, dict):
-        missing = [name for name in required if isinstance(name, str) and name not in properties]
+    if isinstance(properties, dict):
+        missing = [name for name in schema.get("required", []) if name not in properties]
         if missing:
             yield "required", f"properties does not have {missing[0]!r}"
     for word in ("patternProperties", "propertyNames"):
@@ -184,7 +203,7 @@ def _objects(schema: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "propertyNames", "patternProperties stands beside it"
     least = schema.get("minProperties", 0)
     closed = properties and schema.get("additionalProperties", False) is False
-    if isinstance(least, int) and least > 1 and not closed:
+    if least > 1 and not closed:
         yield "minProperties", "properties without names could be one, twice"
     if "patternProperties" in schema and schema.get("additionalProperties", False) is not False:
         yield "additionalProperties", "patternProperties stands beside it"
