@@ -46,8 +46,10 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     given.add_argument("--file", metavar="FILE", help="a UTF-8 file with the prompt; - is stdin")
     parser.add_argument("--as-it-is", action="store_true", help="take a prompt that looks damaged, as ???? does")
     parser.add_argument("--tokens", type=int, metavar="N", help=f"use the first N tokens (default: {TOKENS})")
-    parser.add_argument("--chunk", type=int, default=0, metavar="N", help="prefill in pieces of N tokens")
-    parser.add_argument("--decoded", type=int, default=0, metavar="N", help="decode the last N tokens one by one")
+    parser.add_argument("--chunk", type=int, default=0, metavar="N",
+                        help="prefill in pieces of N tokens (default: 0, the whole at once)")  # fmt: skip
+    parser.add_argument("--decoded", type=int, default=0, metavar="N",
+                        help="decode the last N tokens one by one (default: 0)")  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args(arguments)
     if options.tokens is not None and options.tokens < 1:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from deepinfer.config import ModelConfig
 from deepinfer.exactness.choices import FACTOR
 from deepinfer.exactness.comparison import Comparison
 from deepinfer.exactness.noise import distance
@@ -34,6 +35,7 @@ def facts(found: Comparison, subject: Subject, device: str) -> dict[str, Any]:
         "gemm": subject.gemm,
         "gemm_notice": subject.gemm_notice,
         "tokens": len(found.forced.logits),
+        "drops_nothing": drops_nothing(subject.config, len(found.forced.logits)),
         "noise": found.noise.relative,
         "noise_abs": found.noise.absolute,
         "allowed": found.allowed,
@@ -49,6 +51,18 @@ def facts(found: Comparison, subject: Subject, device: str) -> dict[str, Any]:
         "rows_before_choices": differences.rows,
         "faults": found.faults() if subject.gemm == "exact" else [],
     }
+
+
+def drops_nothing(config: ModelConfig, tokens: int) -> dict[str, int]:
+    """What drops no key or entry of a prompt of so many tokens, and so is not measured by it, each with the tokens from
+    which on it does, in every layer. What drops nothing of the longest prompt is left out.
+    """
+    indexer, origin = config.indexer, config.indexer.candidate_source
+    ratio = max((config.ratios[layer] for layer in config.index_sources), default=1)
+    least = {"window": config.attention.window + 1, "choice of entries": ratio * (indexer.topk + 1)}
+    if origin is not None:
+        least["candidate blocks"] = config.ratios[origin] * (indexer.candidate_topk * indexer.candidate_block + 1)
+    return {name: count for name, count in least.items() if tokens < count <= config.max_positions}
 
 
 def as_json(told: dict[str, Any]) -> str:
@@ -81,6 +95,9 @@ def table(told: dict[str, Any]) -> str:
         f"free-running: {told['first_differences']} choices differ that no other explains, {told['near_ties']} of them "
         f"near-ties; the {told['rows_before_choices']} rows before them are off by {told['free_before_choices']:.1e}",
     ]
+    if told["drops_nothing"]:
+        missed = ", ".join(f"{name} (from {count} tokens on)" for name, count in told["drops_nothing"].items())
+        lines.append(f"note: the prompt is too short for some parts to drop anything, and measures little: {missed}")
     if not exact:
         lines += _drift(told)
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -9,10 +10,11 @@ import pytest
 import torch
 
 from deepinfer import exactness
-from deepinfer.exactness.__main__ import main
+from deepinfer.exactness.__main__ import _options, main
+from deepinfer.exactness.report import drops_nothing
 from deepinfer.loading.tiny import write_tiny
 from tests.engine.exactness_subject import faulty
-from tests.engine.model_runs import single_thread, tensors
+from tests.engine.model_runs import config, single_thread, tensors
 
 pytest.importorskip("safetensors", reason="safetensors is absent: no checkpoint can be read")
 pytest.importorskip("tokenizers", reason="tokenizers is absent: a checkpoint's tokenizer cannot be read")
@@ -51,6 +53,45 @@ def test_json_of_a_text(folder: Path, capsys: pytest.CaptureFixture[str], tmp_pa
     told = json.loads(capsys.readouterr().out)
     assert told["tokens"] == 12 and told["faults"] == [] and len(told["layers"]) == 12
     assert told["forced"] <= told["allowed"] and told["layers"][0]["entries"] is None
+
+
+def test_what_a_prompt_is_too_short_for_is_noted(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["--model", str(folder), "--device", "cpu", "--prompt", "hello there"]
+    assert main(given) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1].startswith("exact: ")
+    assert lines[-2].startswith("note: the prompt is too short for some parts to drop anything, and measures little: ")
+    assert "window (from 33 tokens on), choice of entries (from 34 tokens on), candidate blocks (" in lines[-2]
+    assert main([*given, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)["drops_nothing"]
+    assert told == {"window": 33, "choice of entries": 34, "candidate blocks": 513}
+
+
+@pytest.mark.parametrize(
+    ("tokens", "left"),
+    [
+        (32, ["window", "choice of entries", "candidate blocks"]),
+        (33, ["choice of entries", "candidate blocks"]),
+        (34, ["candidate blocks"]),
+        (512, ["candidate blocks"]),
+        (513, []),
+    ],
+)
+def test_what_drops_nothing_of_a_prompt(tokens: int, left: list[str]) -> None:
+    assert list(drops_nothing(config(64), tokens)) == left
+
+
+def test_what_never_drops_anything_is_not_missed() -> None:
+    own = config(64)
+    assert list(drops_nothing(dataclasses.replace(own, max_positions=500), 40)) == []
+    alone = dataclasses.replace(own.indexer, candidate_source=None)
+    assert list(drops_nothing(dataclasses.replace(own, indexer=alone), 40)) == []
+
+
+def test_a_chunk_of_0_is_said_to_be_the_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        _options(["--help"])
+    assert "pieces of N tokens (default: 0, the whole at once)" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_fault_is_told_and_exits_5(
