@@ -101,7 +101,8 @@ def run(args: argparse.Namespace) -> int:
         raise RequestFailed(
             f"{count} of {len(requests)} requests failed",
             cause="their lines in the output have the reason",
-            next_step="correct what they name, and run the same command again with --retry-failed",
+            next_step="correct what they name, and "
+            + ("ask for these again" if args.output == STDIN else "run the same command again with --retry-failed"),
         )
     return 0
 

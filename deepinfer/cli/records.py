@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from deepinfer.command_line import flag
 from deepinfer.engine.outputs import Completion, RequestOutput, TokenLogprobs
 
 
@@ -21,8 +22,9 @@ def record(output: RequestOutput) -> dict[str, Any]:
 
 
 def failures(output: RequestOutput) -> list[str]:
-    """What went wrong with its completions; [] where nothing did."""
-    return [one.error or "it failed" for one in output.outputs if one.finish_reason == "error"]
+    """What went wrong with its completions, with options as they are typed; [] where nothing did."""
+    failed = [one for one in output.outputs if one.finish_reason == "error"]
+    return [one.problem.told(flag) if one.problem is not None else one.error or "it failed" for one in failed]
 
 
 def _completion(one: Completion) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from deepinfer.engine.outputs import Completion, RequestOutput
 from deepinfer.engine.prompts import is_id
 from deepinfer.engine.sequence import Request, Sequence
 from deepinfer.engine.step import Limits
-from deepinfer.errors import InputError, kind_of, shown
+from deepinfer.errors import InputError, Option, kind_of, shown
 from deepinfer.sampling.params import check_encodable
 from deepinfer.structured_output import Grammar, GrammarCompiler
 
@@ -124,7 +124,7 @@ class Admission:
         if params.prompt_logprobs is not None and self.limits.truncation == "compact":
             raise InputError(
                 "prompt_logprobs cannot be told with compact truncation, which leaves out a prompt's early rows",
-                next_step='open the model with truncation "off" or "mask"',
+                next_step=("open the model with ", Option("truncation"), ' "off" or "mask"'),
             )
         if params.stop and self.loaded.tokenizer is None:
             raise InputError("stop needs texts, and the model was loaded without a tokenizer")

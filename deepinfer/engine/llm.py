@@ -242,6 +242,7 @@ class LLM:
             text = request.prompt if isinstance(request.prompt, str) else None
             ids = list(cast("Sequence[int]", request.prompt)) if text is None and is_ids(request.prompt) else []
             failed = Completion(0, finish_reason="error", error=told)
+            failed.problem = problem if isinstance(problem, DeepInferError) else None
             output = RequestOutput(request.request_id, text, ids, [failed])
             if watch is not None:
                 watch.seen([output])

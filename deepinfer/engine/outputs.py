@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from deepinfer.errors import DeepInferError
+
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 
 
@@ -27,6 +29,7 @@ class Completion:
     """One completion. text and token_ids: without the prompt. stop: the text or token id that ended it, if one did.
 
     finish_reason: None while it goes on; "error" with `error` set where this request failed and others did not.
+    problem: what `error` is the text of, where it was raised for the user; its `told` writes options as he does.
     """
 
     index: int
@@ -36,6 +39,7 @@ class Completion:
     finish_reason: FinishReason | None = None
     stop: str | int | None = None
     error: str = ""
+    problem: DeepInferError | None = field(default=None, repr=False, compare=False)
 
 
 @dataclass

@@ -118,5 +118,7 @@ def test_options_out_of_range_are_refused_by_name(options: dict[str, int]) -> No
 
 def test_prompt_logprobs_are_refused_with_compact_truncation() -> None:
     compact: Engine = engine(loaded(truncation="compact"))
-    with pytest.raises(InputError, match="prompt_logprobs"):
+    with pytest.raises(InputError, match="prompt_logprobs") as caught:
         compact.add(Request(prompt(20), greedy(1, prompt_logprobs=0)))
+    assert 'open the model with truncation "off"' in caught.value.next_step
+    assert "open the model with <truncation>" in caught.value.told(lambda option: f"<{option}>")

@@ -106,6 +106,24 @@ def test_a_request_that_fails_leaves_the_others_alone(
     assert set(again) == {"text", "ids", "long"} and again["long"]["outputs"][0]["finish_reason"] == "length"
 
 
+def test_a_failure_names_options_as_they_are_typed_and_in_the_results_as_a_program_does(
+    tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path / "in.jsonl", [{"id": "long", "prompt": "word " * 200}])
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    options = ["--model", str(tiny_folder), *CPU, "--max-model-len", "128", "--input", str(source)]
+    assert cli.main(["generate", *options, "--output", str(target)]) == 5
+    shown = capsys.readouterr().err
+    assert "long (line 1) failed: the prompt has" in shown and "likely cause: --max-model-len is 128\n" in shown
+    assert "max_model_len" not in shown and "again with --retry-failed" in shown
+    written = read(target.read_text(encoding="utf-8"))["long"]["outputs"][0]["error"]
+    assert "likely cause: max_model_len is 128\n" in written and "--max-model-len" not in written
+    assert cli.main(["generate", *options]) == 5
+    seen = capsys.readouterr()
+    assert read(seen.out)["long"]["outputs"][0]["error"] == written
+    assert "--retry-failed" not in seen.err, "it needs a file of results"
+
+
 def test_after_a_kill_it_goes_on_where_it_was(
     results: dict[str, dict[str, Any]], tiny_folder: Path, tmp_path: Path
 ) -> None:
