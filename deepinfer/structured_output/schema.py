@@ -5,10 +5,11 @@ A keyword that JSON Schema does not know is a note, as it says, and passes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import unquote
 
+from deepinfer.structured_output.endings import endless_place
 from deepinfer.structured_output.regex import checked_string_pattern
 
 DEEPEST = 100
@@ -51,11 +52,15 @@ def check_schema(schema: object) -> None:
     """Refuse a schema of which something would not be kept. Its other mistakes are left to xgrammar.
 
     Raises:
-        ValueError: naming the keyword, where it is as a JSON pointer, and why.
+        ValueError: naming the keyword, where it is as a JSON pointer, and why; or where values have no end.
     """
-    for path, part in _reached(schema):
+    reached = list(_reached(schema))
+    for path, part in reached:
         for keyword, why in _problems(part):
             raise ValueError(f"{keyword!r} at {path} cannot be enforced: {why}")
+    place = endless_place(reached, lambda part: _led_to(schema, part)) if reached else None
+    if place:
+        raise ValueError(f"no text matches it: what is at {place} leads back to itself without end")
 
 
 def name_alternatives(schema: object) -> None:
@@ -215,7 +220,7 @@ def _objects(schema: dict[str, Any]) -> Iterator[tuple[str, str]]:
             yield "patternProperties", str(problem)
 
 
-def _parts(schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+def _parts(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """The schemas that a schema is made of, by their path; definitions count where something refers to them."""
     if isinstance(schema.get("propertyNames"), dict):
         yield "propertyNames", {"type": "string", **schema["propertyNames"]}
@@ -228,6 +233,13 @@ def _parts(schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     for word in ("prefixItems", "anyOf", "oneOf", "allOf"):
         if isinstance(schema.get(word), list):
             yield from ((f"{word}/{index}", one) for index, one in enumerate(schema[word]))
+
+
+def _led_to(schema: object, part: Mapping[str, Any]) -> Iterator[object]:
+    """The schemas that one in a schema names: its parts, and what it refers to."""
+    yield from (one for _, one in _parts(part))
+    if isinstance(part.get("$ref"), str):
+        yield _pointed(schema, part["$ref"])
 
 
 def _pointed(schema: object, reference: str) -> object:

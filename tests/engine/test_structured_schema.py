@@ -174,6 +174,56 @@ def test_alternatives_that_something_refers_to_keep_their_name(compiler: Grammar
     assert fits(compiler, schema, [1]) and not fits(compiler, schema, ["a"])
 
 
+NEXT = {"$ref": "#/$defs/node"}
+ENDLESS: list[tuple[dict[str, Any], str]] = [
+    ({"type": "object", "properties": {"next": {"$ref": "#"}}, "required": ["next"]}, "#"),
+    ({"properties": {"a": INTEGER, "next": {"$ref": "#"}}, "required": ["a", "next"]}, "#"),
+    ({"type": "array", "items": {"$ref": "#"}, "minItems": 1}, "#"),
+    ({"prefixItems": [INTEGER, {"$ref": "#"}], "minItems": 2}, "#"),
+    ({"type": "object", "additionalProperties": {"$ref": "#"}, "minProperties": 1}, "#"),
+    ({"type": "object", "patternProperties": {"a": {"$ref": "#"}}, "minProperties": 1}, "#"),
+    ({"properties": {"a": INTEGER, "b": {"$ref": "#"}}, "type": "object", "minProperties": 2}, "#"),
+    ({"$ref": "#/$defs/node", "$defs": {"node": {"properties": {"a": NEXT}, "required": ["a"]}}}, "#/$defs/node"),
+    ({"anyOf": [NEXT, {"items": NEXT, "minItems": 2}], "$defs": {"node": {"allOf": [{"$ref": "#"}]}}}, "#"),
+    ({"items": NEXT, "minItems": 1, "$defs": {"node": {"oneOf": [NEXT, {"$ref": "#/$defs/node"}]}}}, "#/$defs/node"),
+]
+
+
+@pytest.mark.parametrize(("schema", "place"), ENDLESS)
+def test_a_schema_whose_values_have_no_end_is_refused_with_its_place(schema: dict[str, Any], place: str) -> None:
+    with pytest.raises(ValueError, match="no text matches it") as caught:
+        check_schema(json.loads(json.dumps(schema)))
+    assert str(caught.value) == f"no text matches it: what is at {place} leads back to itself without end"
+
+
+@pytest.mark.parametrize(
+    ("schema", "value"),
+    [
+        ({"type": "object", "properties": {"next": {"$ref": "#"}}}, {"next": {}}),
+        ({"type": ["object", "null"], "properties": {"next": {"$ref": "#"}}, "required": ["next"]}, {"next": None}),
+        ({"type": "array", "items": {"$ref": "#"}}, [[], []]),
+        ({"prefixItems": [INTEGER, {"$ref": "#"}], "minItems": 1}, [1, [2]]),
+        ({"anyOf": [{"items": {"$ref": "#"}, "minItems": 1}, INTEGER]}, [[1]]),
+        ({"oneOf": [{"items": {"$ref": "#"}, "minItems": 1}, {"type": "null"}]}, [None]),
+        ({"type": "object", "properties": {"a": {"$ref": "#"}, "b": INTEGER}, "minProperties": 1}, {"b": 1}),
+        ({"items": NEXT, "minItems": 1, "$defs": {"node": {"anyOf": [NEXT, {"const": 1}]}}}, [1]),
+        ({"type": "object", "additionalProperties": {"$ref": "#"}}, {"a": {}}),
+    ],
+)
+def test_a_schema_in_circles_whose_values_can_end_is_kept(compiler: GrammarCompiler, schema: Any, value: Any) -> None:
+    assert fits(compiler, schema, value)
+
+
+def test_whether_values_end_is_seen_soon_in_a_long_chain() -> None:
+    chain: dict[str, Any] = {"n0": INTEGER}
+    for number in range(1, 1000):
+        chain[f"n{number}"] = {"items": {"$ref": f"#/$defs/n{number - 1}"}, "minItems": 1}
+    check_schema({"anyOf": [{"$ref": f"#/$defs/{name}"} for name in reversed(chain)], "$defs": chain})
+    chain["n0"] = {"items": {"$ref": "#/$defs/n0"}, "minItems": 1}
+    with pytest.raises(ValueError, match="no text matches it"):
+        check_schema({"anyOf": [{"$ref": f"#/$defs/{name}"} for name in reversed(chain)], "$defs": chain})
+
+
 LIMITS: list[dict[str, Any]] = [
     {}, {"maxLength": 9}, {"minLength": 1}, {"pattern": "[^a]"}, {"pattern": "."}, {"pattern": "\u00e9?[^a]"},
     {"pattern": "[\u00e0-\u00fc]?.*"}, {"pattern": "]?\\S"}, {"pattern": "\\\u00e9*\\W"},
