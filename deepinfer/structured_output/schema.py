@@ -28,6 +28,14 @@ _OF_KIND = {
     "object": ("required", "minProperties", "maxProperties", "patternProperties", "propertyNames"),
 }
 _SHOWS_KIND = {"array": ("items", "prefixItems"), "object": ("properties",)}
+_EMPTY: tuple[tuple[object, tuple[str, ...], tuple[str, ...]], ...] = (
+    ([], ("minItems", "maxItems"), ("items", "prefixItems", "unevaluatedItems")),
+    (
+        {}, ("minProperties", "maxProperties"),
+        ("additionalProperties", "properties", "patternProperties", "propertyNames", "unevaluatedProperties"),
+    ),
+)  # fmt: skip
+"""Words by which xgrammar takes a list or an object for an empty one, if nothing says what is in it."""
 _NEVER = (
     "dependentRequired", "dependentSchemas", "dependencies", "if", "not", "contains", "uniqueItems",
     "$dynamicRef", "$recursiveRef",
@@ -191,6 +199,11 @@ def _without_type(schema: dict[str, Any]) -> Iterator[tuple[str, str]]:
     for kind, words in _OF_KIND.items():
         shown = any(word in schema for word in ("type", *_SHOWS_KIND.get(kind, ())))
         yield from ((word, f'"type": "{kind}" is missing beside it') for word in words if word in schema and not shown)
+    for value, words, contents in _EMPTY:
+        if _is_of(value, schema.get("type")) and schema.keys().isdisjoint(contents):
+            yield from (
+                (word, f"{contents[0]!r} is missing beside it; {{}} is anything") for word in words if word in schema
+            )
     if schema.get("format") in _FORMATS and "type" not in schema:
         yield "format", '"type": "string" is missing beside it'
 
