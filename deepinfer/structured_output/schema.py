@@ -29,7 +29,7 @@ _OF_KIND = {
 }
 _SHOWS_KIND = {"array": ("items", "prefixItems"), "object": ("properties",)}
 _EMPTY: tuple[tuple[object, tuple[str, ...], tuple[str, ...]], ...] = (
-    ([], ("minItems", "maxItems"), ("items", "prefixItems", "unevaluatedItems")),
+    ([], ("minItems", "maxItems", "uniqueItems"), ("items", "prefixItems", "unevaluatedItems")),
     (
         {}, ("minProperties", "maxProperties"),
         ("additionalProperties", "properties", "patternProperties", "propertyNames", "unevaluatedProperties"),

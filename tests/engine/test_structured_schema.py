@@ -98,6 +98,7 @@ def fits(compiler: GrammarCompiler, schema: Any, value: Any) -> bool:
         ({"items": {}, "maxContains": 1}, "maxContains", "#"),
         ({"type": "array", "maxItems": 3}, "maxItems", "#"),
         ({"items": {"type": ["null", "array"], "minItems": 1}}, "minItems", "#/items"),
+        ({"type": "array", "uniqueItems": False}, "uniqueItems", "#"),
         ({"type": "object", "minProperties": 1}, "minProperties", "#"),
         ({"type": "object", "maxProperties": 1}, "maxProperties", "#"),
         ({"type": "string", "pattern": 3}, "pattern", "#"),
