@@ -123,7 +123,7 @@ def test_a_stream_that_was_left_or_refused_leaves_its_ids_free(tiny_llm: LLM) ->
     asked = [Request("fox", GREEDY, "a"), Request("dog", GREEDY, "b")]
     for _ in tiny_llm.stream(asked):
         break
-    with pytest.raises(ValueError, match="request_id 'a' is that of a request that is not done"):
+    with pytest.raises(ValueError, match="request_id 'a' is of a request that is not done"):
         list(tiny_llm.stream([*asked, asked[0]]))
     assert sum(one.finished for one in tiny_llm.stream(asked)) == 2
     assert not tiny_llm.engine.has_work and tiny_llm.engine.held == (0, 0)
