@@ -74,8 +74,9 @@ def checked_regex(pattern: str) -> str:
     """An expression as xgrammar reads it, without anchors where they say nothing new: the whole text has to match.
 
     Raises:
-        ValueError: an anchor is within the expression, an escape is none, a group is more than a group, or a [class]
-            begins with an escaped ^, which xgrammar takes for a bare one.
+        ValueError: an anchor is within the expression, an escape, a brace or a [class] is none to others, something is
+            repeated twice, a group is more than a group, or a [class] begins with an escaped ^, which xgrammar takes
+            for a bare one.
     """
     kept = []
     for unit in _without_anchors(pattern):
