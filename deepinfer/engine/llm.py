@@ -47,7 +47,7 @@ class LLM:
         max_model_len: tokens of prompt and output together; None: what model and memory allow.
         max_num_seqs: completions that run at once.
         chunk_tokens: tokens of prompts that one step computes; None: 2048, or 512 on a CPU.
-        blocks: cache blocks of 128 tokens; None: as many as fit.
+        blocks: cache blocks of 128 tokens, one of them for padding; None: as many as fit.
         memory_fraction: of a GPU's memory, for weights and caches together, where blocks is None.
         prefix_caching: whether what prompts have in common is computed once.
         gemm: "exact", or "deep_gemm": FP8 products of DeepGEMM, on a Hopper GPU that has it: faster, and not exact.
