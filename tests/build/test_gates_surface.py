@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -150,13 +152,17 @@ def test_a_host_is_hidden_by_a_text_that_tells_it_from_other_words(
     assert needles().get("the host of HTTPS_PROXY") == hidden
 
 
-def test_an_index_of_pips_configuration_is_hidden_whatever_is_escaped_in_its_address(
+def test_indexes_of_pips_configuration_are_hidden_whatever_is_escaped_in_their_addresses(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    """pip itself writes the file, by its names of the settings."""
     monkeypatch.setenv("HOME", str(tmp_path))
-    (tmp_path / ".pip").mkdir()
-    (tmp_path / ".pip" / "pip.conf").write_text("[global]\nindex-url = https://me%40team:x@mirror.own.example/simple\n")
-    assert needles()["the host of pip's index"] == "mirror.own.example"
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    hosts = {"index_url": "one.own.example", "extra_index_url": "two.own.example"}
+    for name, host in hosts.items():
+        setting = [f"global.{name}", f"https://me%40team:x@{host}/simple"]
+        subprocess.run([sys.executable, "-m", "pip", "config", "--user", "set", *setting], check=True)
+    assert {text for text in needles().values() if text.endswith(".own.example")} == set(hosts.values())
 
 
 def test_every_host_of_a_setting_is_hidden(monkeypatch: pytest.MonkeyPatch) -> None:

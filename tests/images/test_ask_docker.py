@@ -9,7 +9,6 @@ import pytest
 
 from build.container import RunResult
 from build.containers import Engine
-from build.errors import EnvironmentCannot
 from deepinfer.loading.tiny import VOCABULARY, write_tiny
 
 pytestmark = pytest.mark.docker
@@ -24,14 +23,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model") / "tiny"
     write_tiny(folder)
     return folder
-
-
-@pytest.fixture
-def engine() -> Engine:
-    try:
-        return Engine.connect()
-    except EnvironmentCannot as problem:
-        pytest.skip(f"needs a Docker engine: {problem.what}")
 
 
 def ask(engine: Engine, image: str, model: Path, *arguments: str) -> RunResult:

@@ -28,14 +28,6 @@ Make = Callable[..., str]
 
 
 @pytest.fixture(scope="module")
-def engine() -> Engine:
-    try:
-        return Engine.connect()
-    except EnvironmentCannot as problem:
-        pytest.skip(f"needs a Docker engine: {problem.what}")
-
-
-@pytest.fixture(scope="module")
 def cpu() -> Target:
     return load_matrix().targets["cpu"]
 

@@ -14,7 +14,6 @@ import pytest
 
 from build.cache import REPOSITORY
 from build.containers import Engine
-from build.errors import EnvironmentCannot
 from deepinfer.loading.tiny import write_tiny
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow]
@@ -26,14 +25,6 @@ SCHEMA = {
     "properties": {"color": {"enum": ["red", "green"]}, "age": {"type": "integer", "minimum": 0, "maximum": 99}},
     "required": ["color", "age"],
 }
-
-
-@pytest.fixture(scope="module")
-def engine() -> Engine:
-    try:
-        return Engine.connect()
-    except EnvironmentCannot as problem:
-        pytest.skip(f"needs a Docker engine: {problem.what}")
 
 
 @pytest.fixture(scope="module")

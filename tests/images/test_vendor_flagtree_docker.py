@@ -13,7 +13,6 @@ from build import pipeline
 from build.bases.inspect import inspect_base
 from build.bases.replica import make_replica, reference
 from build.containers import LABEL, Engine
-from build.errors import EnvironmentCannot
 from build.matrix.load import load_matrix
 from build.matrix.model import Matrix, Target
 from build.outcome import BuildOptions
@@ -24,14 +23,6 @@ RECIPE = Path(__file__).with_name("vendor_stand_in")
 SYSTEM = "/usr/lib/x86_64-linux-gnu"
 WHEEL = "nvidia/nccl/lib/libnccl.so.2"
 OVERLAY = "2.32.3"
-
-
-@pytest.fixture
-def engine() -> Engine:
-    try:
-        return Engine.connect()
-    except EnvironmentCannot as problem:
-        pytest.skip(f"needs a Docker engine: {problem.what}")
 
 
 @pytest.fixture

@@ -28,7 +28,8 @@ _PUBLIC = re.compile(r"/certifi/cacert\.pem$")
 _SECRET_NAME = re.compile(r"(token|password|passwd|secret|credential|api_?key)", re.IGNORECASE)
 _PASSWORD_URL = re.compile(r"https?://[^/\s:@]+:[^/\s@]+@")
 _PUBLIC_HOSTS = {"pypi.org", "files.pythonhosted.org", "github.com", "deb.debian.org", ""}
-_INDEXES = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "UV_INDEX_URL", "UV_DEFAULT_INDEX")
+_PIP_INDEXES = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL")
+_INDEXES = (*_PIP_INDEXES, "UV_INDEX_URL", "UV_DEFAULT_INDEX")
 _PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy")
 _PIP_FILES = ("/etc/pip.conf", "~/.config/pip/pip.conf", "~/.pip/pip.conf", "/etc/xdg/pip/pip.conf")
 
@@ -49,7 +50,8 @@ def _pip_indexes(file: str) -> str:
     parser = configparser.RawConfigParser()  # as pip reads it: an address may hold a %
     try:
         parser.read(Path(file).expanduser())
-        return " ".join(parser.get("global", key, fallback="") for key in ("index-url", "extra-index-url"))
+        keys = [name.removeprefix("PIP_").lower().replace("_", "-") for name in _PIP_INDEXES]  # pip's rule
+        return " ".join(parser.get("global", key, fallback="") for key in keys)
     except (configparser.Error, ValueError, RuntimeError):  # not such a file, no text, or a user without a home
         return ""
 
