@@ -145,16 +145,21 @@ def check_linked(path: Path) -> None:
 
 
 def read_abi(path: Path) -> dict[str, str]:
-    """What a compiled extension says of itself; {} when it is not one of ours."""
+    """What a compiled extension says of itself; {} when it is not one of ours, or not all of it is there."""
     if not path.is_file() or path.stat().st_size == 0:
         return {}
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         start = data.find(b"DEEPINFER-C-ABI {")
-        if data[:4] != b"\x7fELF" or start < 0:
+        end = data.find(b"\0", start)
+        if data[:4] != b"\x7fELF" or start < 0 or end < 0:
             return {}
-        text = data[data.find(b"{", start) : data.find(b"\0", start)]
-    found: dict[str, str] = json.loads(text)
-    return found
+        text = data[data.find(b"{", start) : end]
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return {}
+    complete = isinstance(found, dict) and {"python", "torch", "torch_git", "cuda"} <= found.keys()
+    return {str(key): str(value) for key, value in found.items()} if complete else {}
 
 
 class CompileNative(build_ext):

@@ -257,11 +257,18 @@ def doctor(c: Context, json: bool = False, online: bool = False) -> None:
         "docker": "stop the Docker engine that ./run started; while containers run in it only with --yes",
         "cache": "remove the build cache; needs --yes",
         "host": "put the NCCL file that was replaced back, and remove the prefix",
+        "prefix": "host: the folder that it was installed into (default: host/prefix in the build cache)",
         "yes": "do not ask",
     },
 )
 def clean(
-    c: Context, image: str = "", docker: bool = False, cache: bool = False, host: bool = False, yes: bool = False
+    c: Context,
+    image: str = "",
+    docker: bool = False,
+    cache: bool = False,
+    host: bool = False,
+    prefix: str = "",
+    yes: bool = False,
 ) -> None:
     """Remove what the project made, and nothing else.
 
@@ -270,7 +277,8 @@ def clean(
     with told_plainly():
         from build.clean import verb as cleaning
 
-        _finish(cleaning.run(images=image, docker=docker, cache=cache, host=host, yes=yes))
+        where = folder("prefix", prefix)
+        _finish(cleaning.run(images=image, docker=docker, cache=cache, host=host, prefix=where, yes=yes))
 
 
 @task(

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 NAME = "deepinfer._C"
 PACKAGE = Path(__file__).resolve().parent
 _MARK = b"DEEPINFER-C-ABI {"
+_FIELDS = {"python", "torch", "torch_git", "cuda"}
 
 
 def locate(folder: Path = PACKAGE) -> Path | None:
@@ -40,7 +41,7 @@ def locate(folder: Path = PACKAGE) -> Path | None:
 
 
 def read_abi(path: Path) -> dict[str, str]:
-    """What a compiled extension was built for: python, torch, torch_git, cuda, compiler. {} if it does not say."""
+    """What a compiled extension was built for: python, torch, torch_git, cuda, compiler. {} if it does not say all."""
     if path.stat().st_size == 0:
         return {}
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
@@ -52,6 +53,8 @@ def read_abi(path: Path) -> dict[str, str]:
     try:
         found = json.loads(text)
     except ValueError:
+        return {}
+    if not isinstance(found, dict) or not found.keys() >= _FIELDS:
         return {}
     return {str(key): str(value) for key, value in found.items()}
 
@@ -73,7 +76,7 @@ def why_not(path: Path) -> str:
         torch = importlib.import_module("torch")
     except ImportError as problem:
         return f"{path.name} was built for torch {abi['torch']}, and torch cannot be imported here: {problem}"
-    built = (abi.get("torch", ""), abi.get("torch_git", ""))
+    built = (abi["torch"], abi["torch_git"])
     running = (str(torch.__version__), str(torch.version.git_version))
     if built != running:
         return (

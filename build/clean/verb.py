@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from build import cache as build_cache
 from build.clean.folders import remove, remove_cache, remove_leftovers, size_of
 from build.clean.images import (
@@ -24,6 +26,7 @@ def run(
     docker: bool = False,
     cache: bool = False,
     host: bool = False,
+    prefix: Path | None = None,
     yes: bool = False,
 ) -> int:
     """Remove what is named; without anything named, only what interrupted runs left behind.
@@ -33,9 +36,10 @@ def run(
         docker: stop the dockerd that `./run` started; with containers that run in it only with `yes`.
         cache: remove the build cache; needs `yes`.
         host: put back the NCCL file that was replaced, and remove the host target's prefix.
+        prefix: with `host`, the prefix that goes, if it is not the one in the build cache.
 
     Raises:
-        UsageError: the cache without `yes`.
+        UsageError: the cache without `yes`, a prefix without `host`.
         NothingSelected: `images` names nothing that is here or in the matrix.
         EnvironmentCannot: something cannot be removed, is being built, is in use, or is not ours after all.
     """
@@ -44,11 +48,13 @@ def run(
             f"the whole build cache would be removed: {_cache_size()}",
             next_step="add --yes if that is meant",
         )
+    if prefix is not None and not host:
+        raise UsageError("--prefix goes with --host alone", next_step="add --host if that is meant")
     if docker:
         _refuse_while_dockerd_works(yes=yes)
     busy: list[str] = []
     if host:
-        for line in _restore_host():
+        for line in _restore_host(prefix):
             say(line)
     if images:
         engine = Engine.connect()
@@ -123,8 +129,9 @@ def _cache_size() -> str:
     return f"{build_cache.root()} ({gb(size_of(build_cache.root()))})"
 
 
-def _restore_host() -> list[str]:
+def _restore_host(prefix: Path | None) -> list[str]:
     from build.host.nccl import restore_nccl
+    from build.host.prefix import remove_prefix
 
     with build_cache.held_at_once("host") as held:
         if not held:
@@ -133,7 +140,10 @@ def _restore_host() -> list[str]:
                 next_step="wait until that build has ended, or end it, and run the command again",
             )
         lines = restore_nccl() or ["no NCCL file was replaced"]
-        prefixes = build_cache.root() / "host"
-        lines.append(f"removed {prefixes} ({gb(size_of(prefixes))})")
-        remove(prefixes)
+        place = prefix or build_cache.root() / "host"
+        lines.append(f"removed {place} ({gb(size_of(place))})")
+        if prefix:
+            remove_prefix(prefix)
+        else:
+            remove(place)
     return lines

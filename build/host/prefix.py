@@ -131,6 +131,31 @@ def lay_prefix(
         ) from problem
 
 
+def remove_prefix(prefix: Path) -> None:
+    """Remove a prefix of ours, at once or not at all.
+
+    Raises:
+        EnvironmentCannot: it is not there, is not ours, or cannot be removed.
+    """
+    if not is_ours(prefix):
+        what = "holds something else and is left alone" if prefix.exists() else "is not there"
+        raise EnvironmentCannot(
+            f"the prefix {prefix} {what}", next_step="give --prefix the folder that `build --image host` was given"
+        )
+    try:
+        with _alone_at(prefix), tempfile.TemporaryDirectory(prefix=f".part-{prefix.name}-", dir=prefix.parent) as aside:
+            gone = prefix.rename(Path(aside) / "gone")
+            if not is_ours(gone):  # looked at again where nobody can write into it any more
+                gone.rename(prefix)
+                raise _somebody_elses(prefix)
+    except OSError as problem:
+        raise EnvironmentCannot(
+            f"the prefix {prefix} cannot be removed: {problem.strerror or problem}",
+            cause="it belongs to another user",
+            next_step="remove it as that user",
+        ) from problem
+
+
 @contextlib.contextmanager
 def _alone_at(prefix: Path) -> Iterator[None]:
     """Keep out who lays the same prefix with another build cache, whose lock is another one: what is half laid is no

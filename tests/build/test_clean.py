@@ -159,6 +159,16 @@ def test_the_host_is_left_alone_while_it_is_built(own_cache: Path) -> None:
     assert not kept.exists()
 
 
+def test_host_removes_the_prefix_that_is_named_and_that_alone(tmp_path: Path, own_cache: Path) -> None:
+    kept, prefix = cache.folder("host/prefix"), tmp_path / "prefix"
+    prefix.mkdir()
+    (prefix / "image.json").write_text('{"image": "host"}')
+    with pytest.raises(UsageError, match="--prefix goes with --host"):
+        run(prefix=prefix)
+    assert run(host=True, prefix=prefix) == 0
+    assert kept.is_dir() and not prefix.exists()
+
+
 def test_sizes_count_a_file_once_and_follow_no_link(tmp_path: Path) -> None:
     folder = tmp_path / "sized"
     folder.mkdir()

@@ -18,7 +18,7 @@ from build.errors import EnvironmentCannot, MatrixError, UsageError
 from build.host import prefix as prefixes
 from build.host.nccl import Replacement
 from build.host.offline import OfflineFolder
-from build.host.prefix import check_prefix, is_ours, lay_prefix, python_of
+from build.host.prefix import check_prefix, is_ours, lay_prefix, python_of, remove_prefix
 from build.host.target import _prefix_line
 from build.matrix.model import Target
 from build.plan import Cell, TargetPlan
@@ -96,6 +96,35 @@ def test_a_new_build_takes_the_place_of_the_old_one_and_of_its_files(place: Path
     assert (prefix / "site" / "part" / "__init__.py").read_text() == "v = '2.0'\n"
     assert not (prefix / "site" / "stale.py").exists()
     assert leftovers(place) == []
+
+
+def test_a_prefix_of_ours_is_removed_and_nothing_else(place: Path, tmp_path: Path) -> None:
+    prefix, other = place / "prefix", place / "other"
+    other.mkdir()
+    (other / "image.json").write_text('{"image": "cpu"}')
+    for folder, said in ((prefix, "is not there"), (other, "holds something else and is left alone")):
+        with pytest.raises(EnvironmentCannot, match=said):
+            remove_prefix(folder)
+    lay(prefix, [good_wheel(tmp_path)])
+    remove_prefix(prefix)
+    assert [path.name for path in place.rglob("*")] == ["other", "image.json"]
+
+
+def test_what_took_the_place_of_a_prefix_meanwhile_stays(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prefix = place / "prefix"
+    lay(prefix)
+
+    def changed(folder: Path) -> bool:
+        ours = is_ours(folder)
+        if folder == prefix:
+            (prefix / "image.json").unlink()
+            (prefix / "mine").touch()
+        return ours
+
+    monkeypatch.setattr(prefixes, "is_ours", changed)
+    with pytest.raises(EnvironmentCannot, match="left alone"):
+        remove_prefix(prefix)
+    assert (prefix / "mine").exists() and leftovers(place) == []
 
 
 def test_the_line_of_a_prefix_names_its_python_and_whose_place_it_takes(place: Path) -> None:

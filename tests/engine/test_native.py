@@ -67,7 +67,11 @@ def test_import_by_name_is_refused_before_the_dynamic_loader_runs(package_with_c
     assert "next step" in done.stderr
 
 
-@pytest.mark.parametrize("content", [b"", b"\x7fELF but nothing else", b"DEEPINFER-C-ABI {not json}\0"])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"\x7fELF but nothing else", b"DEEPINFER-C-ABI {not json}\0", b'DEEPINFER-C-ABI {"python": "cp311"}\0',
+     b'DEEPINFER-C-ABI {"python": "cp311", "torch": '],
+)  # fmt: skip
 def test_a_damaged_file_is_a_reason_and_no_crash(package_with_c: Path, run_python: Run, content: bytes) -> None:
     (file,) = (package_with_c / "deepinfer").glob("_C.*.so")
     file.write_bytes(content)

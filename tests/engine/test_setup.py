@@ -82,6 +82,18 @@ def test_a_compiled_file_is_packed_without_torch(
     assert zipfile.ZipFile(file).read(name) == compiled.read_bytes()
 
 
+@pytest.mark.parametrize("kept", [b'"python"', b'"torch_git"', b'"cuda"', b"}\0"])
+def test_a_compiled_file_cut_inside_of_what_it_says_is_refused(
+    setup: Run, sources: Path, no_torch: Path, built_c: Path, tmp_path: Path, kept: bytes
+) -> None:
+    data = built_c.read_bytes()
+    cut = tmp_path / "_C.so"
+    cut.write_bytes(data[: data.index(kept, data.index(b"DEEPINFER-C-ABI {"))])
+    done = setup("-q", "bdist_wheel", path=(no_torch,), DEEPINFER_PREBUILT_C=str(cut))
+    assert done.returncode == 4
+    assert "is not a compiled deepinfer._C" in done.stderr and "Traceback" not in done.stderr
+
+
 def test_a_packed_wheel_works(setup: Run, sources: Path, built_c: Path, run_python: Run, tmp_path: Path) -> None:
     assert setup("-q", "bdist_wheel", DEEPINFER_PREBUILT_C=str(built_c)).returncode == 0
     (file,) = (sources / "dist").glob("*.whl")
