@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +17,7 @@ from deepinfer.ops import using
 from deepinfer.ops.case import Case
 from deepinfer.ops.hyper import hyper_leave, hyper_post, hyper_step
 from deepinfer.ops.reference.quantize import quantize
+from deepinfer.ops.tolerance import as_bits
 from deepinfer.reference.layers import Mix, mix, mixed, post, rms_norm
 from deepinfer.reference.precision import Precision, Tensor
 from deepinfer.reference.weights import Weights
@@ -169,16 +175,41 @@ def test_one_bad_row_leaves_the_others() -> None:
     assert found.y[1].isnan().all() and found.comb[1].isnan().all()
 
 
+def test_few_rows_and_many_add_up_in_the_same_order() -> None:
+    """In a process of its own, as Triton is told at its import that it interprets."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "tests.ops.hyper_interpreted"],
+        cwd=Path(__file__).resolve().parents[2],
+        env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert json.loads(done.stdout) == []
+
+
 @pytest.mark.gpu
-def test_a_row_alone_has_the_bits_that_it_has_in_a_batch() -> None:
-    given = {name: value.cuda() for name, value in _inputs(70, 5120, seed=7).items()}
+@pytest.mark.parametrize("given", [True, False], ids=["after-a-sub-layer", "first"])
+@pytest.mark.parametrize("d", [5120, 1056, 32])
+def test_a_row_has_its_bits_alone_and_in_any_batch(d: int, given: bool) -> None:
+    """On both sides of what decides how many programs share a row's columns."""
+    inputs = {name: value.cuda() for name, value in _inputs(700, d, seed=7).items()}
+    inputs["trunk"][300, 1, 5] = torch.nan
+    if not given:
+        inputs |= dict.fromkeys(("x", "post", "comb"))
     rows = ("trunk", "x", "post", "comb", "pre")
+
+    def step(part: slice) -> list[Tensor]:
+        own = {name: value if name not in rows or value is None else value[part] for name, value in inputs.items()}
+        return [as_bits(one) for one in hyper_step(*own.values(), *CONSTANTS)]
+
     with using("triton"):
-        batch = hyper_step(*given.values(), *CONSTANTS)
-        for row in (0, 31, 32, 69):
-            one = {name: value[row : row + 1] if name in rows else value for name, value in given.items()}
-            for whole, alone in zip(batch, hyper_step(*one.values(), *CONSTANTS), strict=True):
-                assert whole[row].float().equal(alone[0].float())
+        batch = step(slice(None))
+        parts = [slice(row, row + 1) for row in (0, 15, 16, 63, 64, 299, 300, 301, 699)]
+        for part in [*parts, slice(3, 10), slice(0, 256), slice(100, 357), slice(290, 691)]:
+            for whole, alone in zip(batch, step(part), strict=True):
+                assert whole[part].equal(alone)
 
 
 GIVEN = _inputs(2, 32)

@@ -110,6 +110,9 @@ def cases() -> list[Case]:
                 "large": {"n": 6, "d": 64, "kind": "large"},
                 "one-turn": {"n": 3, "d": 32, "iterations": 1},
                 "none": {"n": 0},
+                "many": {"n": 261, "d": 544, "iterations": 2},
+                "model-many": {"n": 300},
+                "model-many-first": {"n": 300, "given": False},
                 "model-8192": {"n": 8192},
                 "model-8192-first": {"n": 8192, "given": False},
             },
@@ -140,7 +143,7 @@ def cases() -> list[Case]:
     found = []
     for factory, (make, given) in makers.items():
         for name, values in given.items():
-            large = values["n"] > 1000
-            engine = "model" in name and not large
+            large = (values["n"] > 256 and "model" in name) or values["n"] > 1000
+            engine = "model" in name and values["n"] < 1000
             found.append(Case(factory, name, partial(make, **values), large=large, engine=engine))
     return found
