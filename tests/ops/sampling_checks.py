@@ -18,8 +18,8 @@ from deepinfer.ops.fused_sample import LogitsTransformInputs, SamplingKernelInpu
 from deepinfer.ops.launch import launch
 from deepinfer.ops.random_sampling import random_sampling
 from deepinfer.ops.reference import exponential as reference
-from deepinfer.ops.triton import exponential, inverse_cdf, philox
-from deepinfer.ops.triton.fused_sample import COARSE, Plan, kernel_of
+from deepinfer.ops.triton import exponential, inverse_cdf, mass, philox, sample_words
+from deepinfer.ops.triton.fused_sample import COARSE, Plan, Writing, kernel_of
 
 SEEDS = (0, 1, 12345, 2**63 - 1, 2**63, 2**64 - 1)
 SUBSEQUENCES = (0, 1, 2048, 4097, -1, 300000002)
@@ -39,8 +39,9 @@ def _words(seeds, subsequences, out, rows, count: tl.constexpr, block: tl.conste
 @triton.jit
 def _below(seeds, subsequences, total, out):
     row = tl.program_id(0)
-    limit = tl.load(total)
-    tl.store(out + row, inverse_cdf.below(limit, tl.load(seeds + row), tl.load(subsequences + row)))
+    limit, seed, subsequence = tl.load(total), tl.load(seeds + row), tl.load(subsequences + row)
+    tl.store(out + row * 2, inverse_cdf.below(limit, seed, subsequence))
+    tl.store(out + row * 2 + 1, sample_words.below(limit, seed, subsequence))
 
 
 @triton.jit
@@ -49,16 +50,39 @@ def _exponentials(x, out, count: tl.constexpr):
     tl.store(out + place, exponential.exp(tl.load(x + place)))
 
 
+@triton.jit
+def _masses(x, out, count: tl.constexpr):
+    place = tl.arange(0, count)
+    tl.store(out + place, mass.mass_of(tl.load(x + place)))
+
+
+@triton.jit
+def _picked(masses, number, out, count: tl.constexpr):
+    """Lane, rest and place that a number picks, by inverse_cdf and by sample_words."""
+    at = tl.program_id(0)
+    own = tl.load(masses + tl.arange(0, count))
+    wide = own.to(tl.int64) & 0xFFFFFFFF
+    rho = tl.load(number + at)
+    lane, rest = inverse_cdf.lane_of(wide, rho)
+    tl.store(out + at * 6, lane)
+    tl.store(out + at * 6 + 1, rest)
+    tl.store(out + at * 6 + 2, inverse_cdf.place_of(wide, rho))
+    lane, rest = sample_words.lane_of(own, rho)
+    tl.store(out + at * 6 + 3, lane)
+    tl.store(out + at * 6 + 4, rest)
+    tl.store(out + at * 6 + 5, sample_words.place_of(own, rho))
+
+
 def stream(device: str) -> dict[str, list[int] | list[list[int]]]:
-    """The first words of each stream of seeds x subsequences, and a number below 2^31 drawn from each."""
+    """The first words of each stream of seeds x subsequences, and a number below 2^31 drawn from each in two ways."""
     pairs = [(seed, subsequence) for seed in SEEDS for subsequence in SUBSEQUENCES]
     keys = torch.tensor([seed for seed, _ in pairs], dtype=torch.uint64).view(torch.int64).to(device)
     others = torch.tensor([one for _, one in pairs], device=device)
     out = torch.empty((len(pairs), WORDS), dtype=torch.int64, device=device)
-    drawn = torch.empty(len(pairs), dtype=torch.int64, device=device)
+    drawn = torch.empty((len(pairs), 2), dtype=torch.int64, device=device)
     launch(_words, (1,), keys, others, out, len(pairs), count=WORDS, block=64)
     launch(_below, (len(pairs),), keys, others, torch.tensor([2**31], device=device), drawn)
-    return {"words": out.tolist(), "drawn": drawn.tolist()}
+    return {"words": out.tolist(), "drawn": drawn[:, 0].tolist(), "drawn in words": drawn[:, 1].tolist()}
 
 
 def exponentials_differ(device: str) -> int:
@@ -68,6 +92,38 @@ def exponentials_differ(device: str) -> int:
     out = torch.empty_like(x)
     launch(_exponentials, (1,), x, out, count=8192, enable_fp_fusion=False)
     return int((out.cpu().view(torch.int32) != reference.exp(x.cpu()).view(torch.int32)).sum())
+
+
+def masses_differ(device: str) -> int:
+    """How many of 65536 log-probabilities have another mass than their exponential: values all over, those where the
+    power of two changes, those next to where a mass does, and the ends."""
+    generator = torch.Generator().manual_seed(5)
+    ends = [0.0, -0.0, 0.69, -21.487563, -21.99999, -22.0, -22.00001, -87.0, -3e38, float("-inf"), float("nan"), 1e-40]
+    halves = ((torch.arange(-33, 1) - 0.5) / reference.LOG2_E).float()
+    steps = (torch.arange(1, 2001) / 2**31).double().log().float()
+    x = torch.cat((torch.tensor(ends), halves, steps))
+    near = torch.cat([(x.view(torch.int32) + by).view(torch.float32) for by in (-2, -1, 0, 1, 2)])
+    near = near[(near < 0.69) | near.isnan()]
+    left = 65536 - len(near)
+    x = torch.cat((near, -24 * torch.rand(left // 2, generator=generator), torch.linspace(-90, 0.69, left - left // 2)))
+    out = torch.empty(65536, dtype=torch.int32, device=device)
+    launch(_masses, (1,), x.to(device), out, count=65536, enable_fp_fusion=False)
+    expected = (reference.exp(x).double() * 2**31).long()
+    return int((out.cpu().long() & 0xFFFFFFFF != expected).sum())
+
+
+def picks_differ(device: str) -> list[int]:
+    """Numbers that pick another lane, rest or place from masses as words than from masses as int64."""
+    generator = torch.Generator().manual_seed(6)
+    masses = torch.rand(64, generator=generator).double() * (torch.rand(64, generator=generator) < 0.7)
+    masses = (masses / masses.sum() * (2**32 - 70)).long()
+    masses[5] += 2**32 - 1 - masses.sum()
+    edges = masses.cumsum(0)
+    numbers = torch.cat((edges - 1, edges, torch.randint(0, 2**32 - 1, (100,), generator=generator)))
+    numbers = numbers[(numbers >= 0) & (numbers < 2**32 - 1)].to(device)
+    out = torch.empty((len(numbers), 6), dtype=torch.int64, device=device)
+    launch(_picked, (len(numbers),), masses.int().to(device), numbers, out, count=64)
+    return numbers[(out[:, :3] != out[:, 3:]).any(1)].tolist()
 
 
 def batches_differ(device: str, count: int, width: int) -> list[str]:
@@ -142,15 +198,32 @@ def plans_differ(device: str) -> list[str]:
         torch.tensor([0.9, 0.95, 0.9, 0.5, 0.9, 1.0, 0.6, 0.9, 0.999999999, 0.95, 1.0, 1.0, 1.0]),
         torch.tensor([-1, -1, 150, 60, -1, 20, -1, 5, 199, 2, 1, 2, 2], dtype=torch.int32),
     ]
-    usual = Plan.of(width)
+    usual, narrow = Plan.of(width), replace(Plan.of(width), part=64, capacity=4, steps=COARSE)
     found = []
-    for plan in (usual, replace(usual, part=64, capacity=4, steps=COARSE)):
+    for plan, writing in ((usual, Writing(2, 8, 80)), (narrow, Writing(1, 4, 64))):
         out, workspace = torch.empty((count, width), device=device), torch.empty((count, 2), device=device)
         given = [one.to(device) for one in (rows, *limits)]
         arguments = [*given, None, None, None, out, None, given[0], None, None, None, None, None, 0, workspace]
-        kernel_of(plan, False, False)(*arguments)
+        kernel_of(plan, writing, False, False)(*arguments)
         found.append(out.cpu().view(torch.int32))
     return [f"row {row}" for row in (found[0] != found[1]).any(1).nonzero()[:, 0].tolist()]
+
+
+def ties_differ(device: str) -> list[str]:
+    """Values of top-k where not the first k of as many ties as there are columns stay, wherever the k-th of them is."""
+    width, part = 9000, 2048
+    counts = [1, *(part * whole + by for whole in (1, 2, 3, 4) for by in (-1, 0, 1)), width - 1]
+    top_k = torch.tensor(counts, dtype=torch.int32, device=device)
+    logits = torch.full((len(counts), width), -0.5, device=device)
+    ones = torch.ones(len(counts), device=device)
+    out, workspace = torch.empty_like(logits), torch.empty((len(counts), 2), device=device)
+    found = []
+    for writing in (Writing(2, 8, 80), Writing(1, 4, 64)):
+        given = [logits, ones, ones, top_k, None, None, None, out, None, logits, None, None, None, None, None, 0]
+        kernel_of(Plan.of(width), writing, False, False)(*given, workspace)
+        right = ((out > float("-inf")) == (torch.arange(width, device=device) < top_k[:, None])).all(1)
+        found += [f"{writing}: {counts[row]}" for row in (~right).nonzero()[:, 0].tolist()]
+    return found
 
 
 def _present(value: torch.Tensor | None) -> torch.Tensor:
@@ -164,7 +237,10 @@ def answers(device: str, sizes: list[tuple[int, int]]) -> dict[str, object]:
         return {
             "stream": stream(device),
             "exponentials": exponentials_differ(device),
+            "masses": masses_differ(device),
+            "picks": picks_differ(device),
             "plans": plans_differ(device),
+            "ties": ties_differ(device),
             "batches": [batches_differ(device, count, width) for count, width in sizes],
         }
 

@@ -145,8 +145,10 @@ def is_right(answers: dict[str, Any]) -> None:
     assert answers["stream"]["words"] == [one[:12] for one in words]
     assert answers["stream"]["drawn"] == [below_by_definition(one, 2**31) for one in words]
     assert max(next(place for place, word in enumerate(one) if word < 2**31) for one in words) >= 4
-    assert answers["exponentials"] == 0
-    assert answers["plans"] == []
+    assert answers["stream"]["drawn in words"] == answers["stream"]["drawn"]
+    assert answers["exponentials"] == answers["masses"] == 0
+    assert answers["picks"] == []
+    assert answers["plans"] == answers["ties"] == []
     assert not any(answers["batches"]), answers["batches"]
 
 

@@ -5,7 +5,11 @@ floats, in an order that the chunks fix.
 
 The bound: a chunk's values are dealt to groups, and the count-th largest of all groups' largest values has `count`
 values from it on. As they mostly lie in groups of their own, there are hardly more: a pass that compares and nothing
-else lists them, where finding their threshold in the whole row takes passes of a hundred instructions a value.
+else lists them (sample_filter), where finding their threshold in the whole row takes passes of a hundred instructions a
+value.
+
+Rows that have a filter are put into one of two queues. The launches that filter take them from there, so that where
+there are none each of their programs reads one number and ends.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ import triton
 import triton.language as tl
 
 from deepinfer.ops.triton.early import await_inputs
+from deepinfer.ops.triton.quantize import INTERPRETED
 from deepinfer.ops.triton.sample_values import (
     BOUNDED,
     FILTERED,
@@ -25,18 +30,34 @@ from deepinfer.ops.triton.sample_values import (
     targets_of,
 )
 
+LOG2_E = tl.constexpr(1.4426950408889634)
 
-@triton.jit(do_not_specialize=["stride8", "t_stride", "chunks"])
+
+@triton.jit
+def exponentials(x, base, inverse, NORMAL: tl.constexpr):
+    """exp((x - base) * inverse). NORMAL: none is subnormal, which takes two instructions less for the same bits."""
+    scaled = (x - base) * inverse
+    if NORMAL and not INTERPRETED:
+        return tl.inline_asm_elementwise(
+            "ex2.approx.ftz.f32 $0, $1;", "=f,f", [scaled * LOG2_E], dtype=tl.float32, is_pure=True, pack=1
+        )
+    return tl.exp(scaled)
+
+
+@triton.jit(do_not_specialize=["stride8", "t_stride", "k_stride", "chunks"])
 def chunk_sums(
     logits,
     stride8,
     temperatures,
     t_stride,
+    top_k,
+    k_stride,
     partial,
     bins,
     sums,
     lanes,
     groups,
+    counts,
     width,
     chunks,
     CHUNK: tl.constexpr,
@@ -46,30 +67,47 @@ def chunk_sums(
 ):
     """Largest value, smallest finite one, and sum of exponentials of each chunk; the row's scratch is zeroed.
 
-    GROUPS: that the chunk is dealt to, each thread's values one, for their largest ones (`bound_of`); 0 for none.
+    GROUPS: that the chunk is dealt to, each thread's values one, for their largest ones (`bound_of`); 0 for none. They
+    are stored where the row has a top-k.
     """
-    await_inputs()
     program = tl.program_id(0)
     row = (program // chunks).to(tl.int64)
     chunk = program % chunks
-    columns = chunk * CHUNK + tl.arange(0, CHUNK)
-    x = tl.load(logits + row * (stride8.to(tl.int64) * 8) + columns, mask=columns < width, other=float("-inf"))
+    place = tl.arange(0, CHUNK)
+    source = logits + row * (stride8.to(tl.int64) * 8) + chunk * CHUNK
+    left = width - chunk * CHUNK
+    await_inputs()
+    if left >= CHUNK:  # noqa: SIM108  # Triton's own expression of a condition would ask for both
+        x = tl.load(source + place)
+    else:
+        x = tl.load(source + place, mask=place < left, other=float("-inf"))
     inverse = tl.div_rn(1.0, load_temperature(temperatures, row * t_stride))
     if GROUPS > 0:
         each = tl.max(tl.max(tl.reshape(x, (CHUNK // (4 * GROUPS), GROUPS, 4)), 2), 0)
-        tl.store(groups + (row * chunks + chunk) * GROUPS + tl.arange(0, GROUPS), each)
+        count = tl.load(top_k + row * k_stride)
+        if (count > 0) & (count < width):
+            tl.store(groups + (row * chunks + chunk) * GROUPS + tl.arange(0, GROUPS), each)
         largest = tl.max(each, 0)
     else:
         largest = tl.max(x, 0)
     base = tl.where(largest == float("-inf"), 0.0, largest)
+    smallest = tl.min(x, 0)
+    if smallest == float("-inf"):
+        smallest = tl.min(tl.where(x == float("-inf"), float("inf"), x), 0)
+    if (smallest - base) * inverse > -87.0:
+        total = tl.sum(exponentials(x, base, inverse, True), 0)
+    else:
+        total = tl.sum(exponentials(x, base, inverse, False), 0)
     target = partial + (row * chunks + chunk) * 4
     tl.store(target, largest)
-    tl.store(target + 1, tl.min(tl.where(x == float("-inf"), float("inf"), x), 0))
-    tl.store(target + 2, tl.sum(tl.exp((x - base) * inverse), 0))
+    tl.store(target + 1, smallest)
+    tl.store(target + 2, total)
     if chunk == 0:
         tl.store(lanes + row * LANES + tl.arange(0, LANES), tl.zeros((LANES,), dtype=tl.int32))
         tl.store(bins + row * BINS + tl.arange(0, BINS), tl.zeros((BINS,), dtype=tl.int64))
         tl.store(sums + row * 2 + tl.arange(0, 2), tl.zeros((2,), dtype=tl.int64))
+        if program == 0:
+            tl.store(counts + tl.arange(0, 2), tl.zeros((2,), dtype=tl.int32))
 
 
 @triton.jit
@@ -95,7 +133,7 @@ def bound_of(groups, length, largest, count, SIZE: tl.constexpr):
     return low, found
 
 
-@triton.jit(do_not_specialize=["t_stride", "p_stride", "k_stride", "chunks", "length"])
+@triton.jit(do_not_specialize=["t_stride", "p_stride", "k_stride", "chunks", "length", "rows"])
 def row_sums(
     temperatures,
     t_stride,
@@ -109,6 +147,9 @@ def row_sums(
     brackets,
     workspace,
     groups,
+    counts,
+    queue,
+    rows,
     width,
     chunks,
     length,
@@ -119,81 +160,55 @@ def row_sums(
 ):
     """The rows' softmax from their chunks', and where the search for the threshold starts.
 
-    Where top-k is small it starts at a bound that its values are just above: `list_bounded` lists them, and no pass
-    has to narrow that bracket. length: a row's groups, SIZE at most; SIZE 0 for none.
+    Rows without a filter are done but for writing. Others are put into a queue: where top-k is small into the first,
+    as the search starts at a bound that their values are just above; `list_bounded` lists them, and no pass has to
+    narrow that bracket. The queues' order is any. length: a row's groups, SIZE at most; SIZE 0 for none.
     """
-    await_inputs()
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.arange(0, CHUNKS)
     source = partial + (row * chunks + chunk) * 4
+    await_inputs()
     each = tl.load(source, mask=chunk < chunks, other=float("-inf"))
     smallest = tl.min(tl.load(source + 1, mask=chunk < chunks, other=float("inf")), 0)
-    exponentials = tl.load(source + 2, mask=chunk < chunks, other=0.0)
+    sums = tl.load(source + 2, mask=chunk < chunks, other=0.0)
     t = load_temperature(temperatures, row * t_stride)
     p = tl.load(top_p + row * p_stride)
+    k = tl.load(top_k + row * k_stride)
     inverse = tl.div_rn(1.0, t)
     largest = tl.max(each, 0)
     largest = tl.where(largest == float("-inf"), 0.0, largest)
-    total = tl.sum(exponentials * tl.exp((each - largest) * inverse), 0)
+    total = tl.sum(sums * tl.exp((each - largest) * inverse), 0)
     right = (total > 0.0) & (total < float("inf")) & (t < float("inf")) & (p == p)
     offset = -tl.log(total)
-    _, count, wanted = targets_of(p, tl.load(top_k + row * k_stride), width)
+    _, count, wanted = targets_of(p, k, width)
     state = tl.where(right, tl.where(wanted, FILTERED, PLAIN), WRONG)
     tl.store(facts + row * 8, inverse)
     tl.store(facts + row * 8 + 1, -largest)
     tl.store(facts + row * 8 + 2, offset)
+    tl.store(facts + row * 8 + 3, tl.where(right, offset, float("nan")))
+    tl.store(facts + row * 8 + 4, float("-inf"))
     tl.store(facts + row * 8 + 5, smallest)
+    tl.store(states + row * 2 + 1, tl.full((), 0, dtype=tl.int32) + width)
     tl.store(workspace + row * 2, offset)
     tl.store(workspace + row * 2 + 1, -largest)
-    # Below ln(2^-31) a token has no mass, so that top-p alone never ends there.
-    start = tl.minimum(tl.maximum(smallest, largest + (-21.49 - offset) * t), largest)
-    first = tl.where(width <= CAPACITY, LOWEST_ORDER, order(start)).to(tl.int64)
-    held = tl.full((), 0, dtype=tl.int64) + width
-    if SIZE > 0:  # noqa: SIM102  # decided when it is compiled, the next one when it runs
-        if right & (count <= SIZE // 4):
-            low, many = bound_of(groups + row * length, length, largest, count, SIZE)
-            if low > LOWEST_ORDER:
-                first = low
-                held = many
-                state = tl.full((), BOUNDED, dtype=tl.int32)
+    if state == FILTERED:
+        # Below ln(2^-31) a token has no mass, so that top-p alone never ends there.
+        start = tl.minimum(tl.maximum(smallest, largest + (-21.49 - offset) * t), largest)
+        first = tl.where(width <= CAPACITY, LOWEST_ORDER, order(start)).to(tl.int64)
+        held = tl.full((), 0, dtype=tl.int64) + width
+        if SIZE > 0:  # noqa: SIM102  # decided when it is compiled, the next one when it runs
+            if count <= SIZE // 4:
+                low, many = bound_of(groups + row * length, length, largest, count, SIZE)
+                if low > LOWEST_ORDER:
+                    first = low
+                    held = many
+                    state = tl.full((), BOUNDED, dtype=tl.int32)
+        bracket = brackets + row * BRACKETS
+        tl.store(bracket, first)
+        tl.store(bracket + 1, order(largest).to(tl.int64))
+        tl.store(bracket + 2, held)
+        tl.store(bracket + 3, tl.full((), 0, dtype=tl.int64))
+        which = tl.where(state == BOUNDED, 0, 1)
+        place = tl.atomic_add(counts + which, 1, sem="relaxed")
+        tl.store(queue + which * rows + place, row.to(tl.int32))
     tl.store(states + row * 2, state)
-    bracket = brackets + row * BRACKETS
-    tl.store(bracket, first)
-    tl.store(bracket + 1, order(largest).to(tl.int64))
-    tl.store(bracket + 2, held)
-    tl.store(bracket + 3, tl.full((), 0, dtype=tl.int64))
-
-
-@triton.jit(do_not_specialize=["stride8", "parts", "programs"])
-def list_bounded(
-    logits,
-    stride8,
-    states,
-    brackets,
-    sums,
-    listed,
-    width,
-    parts,
-    programs,
-    PART: tl.constexpr,
-    BRACKETS: tl.constexpr,
-    CAPACITY: tl.constexpr,
-):
-    """List the values of rows that have a bound from it on, as far as the list reaches; how many there are is told.
-
-    A value of a thousand is one. Nothing but that is done here, and no thread waits for another, so that the pass is
-    as fast as memory.
-    """
-    await_inputs()
-    row = (tl.program_id(0) // programs).to(tl.int64)
-    if tl.load(states + row * 2) != BOUNDED:
-        return
-    lowest = tl.load(brackets + row * BRACKETS).to(tl.int32)
-    for part in range(tl.program_id(0) % programs, parts, programs):
-        # Loaded one by one, as they are stored: from four of a thread they would be exchanged first.
-        columns = tl.max_contiguous(part * PART + tl.arange(0, PART), 1)
-        inside = columns < width
-        x = tl.load(logits + row * (stride8.to(tl.int64) * 8) + columns, mask=inside, other=float("-inf"))
-        chosen = inside & (order(x) >= lowest)
-        place = tl.atomic_add(sums + row * 2 + 1 + columns * 0, 1, mask=chosen, sem="relaxed")
-        tl.store(listed + row * CAPACITY + place, x, mask=chosen & (place < CAPACITY))

@@ -11,11 +11,9 @@ import triton.language as tl
 from deepinfer.ops.triton.early import await_inputs
 from deepinfer.ops.triton.sample_values import (
     BOUNDED,
-    FILTERED,
     FINE,
     LOWEST_ORDER,
     NO_TARGET,
-    WRONG,
     disorder,
     load_row,
     order,
@@ -144,7 +142,7 @@ def settled(
     return low, stay, tied, kept
 
 
-@triton.jit(do_not_specialize=["stride8", "p_stride", "k_stride"])
+@triton.jit(do_not_specialize=["stride8", "p_stride", "k_stride", "rows"])
 def find_threshold(
     logits,
     stride8,
@@ -157,6 +155,9 @@ def find_threshold(
     brackets,
     sums,
     listed,
+    counts,
+    queue,
+    rows,
     width,
     STEPS: tl.constexpr,
     BRACKETS: tl.constexpr,
@@ -164,48 +165,49 @@ def find_threshold(
     TILE: tl.constexpr,
     SMALL: tl.constexpr,
 ):
-    """Each row's threshold, the index of the last tie kept, and the offset of its renormalised log-probabilities."""
+    """Queued rows' threshold, the index of the last tie kept, and the offset of renormalised log-probabilities."""
     await_inputs()
-    row = tl.program_id(0).to(tl.int64)
+    bounded = tl.load(counts)
+    unit = tl.program_id(0)
+    if unit >= bounded + tl.load(counts + 1):
+        return
+    row = tl.load(queue + tl.where(unit < bounded, unit, rows + unit - bounded)).to(tl.int64)
     state = tl.load(states + row * 2)
     inverse, shift, offset = load_row(facts, row)
     threshold = tl.full((), float("-inf"), dtype=tl.float32)
     cut = tl.full((), 0, dtype=tl.int32) + width
-    if state == WRONG:
-        offset = tl.full((), float("nan"), dtype=tl.float32)
-    if (state == FILTERED) | (state == BOUNDED):
-        top = tl.load(top_p + row * p_stride)
-        mass, count, _ = targets_of(top, tl.load(top_k + row * k_stride), width)
-        bracket = brackets + row * BRACKETS + tl.where(state == BOUNDED, 0, STEPS * 4)
-        first = tl.load(bracket)
-        last = tl.load(bracket + 1)
-        held = tl.load(bracket + 2)
-        above = tl.load(bracket + 3)
-        kept = tl.load(sums + row * 2)
-        seen = tl.load(sums + row * 2 + 1)
-        whole = logits + row * (stride8.to(tl.int64) * 8)
-        source = whole
-        length = tl.full((), 0, dtype=tl.int64) + width
-        if ((state == BOUNDED) | (held <= CAPACITY)) & (seen <= CAPACITY):
-            source = listed + row * CAPACITY
-            length = seen
-        low = first
-        stay = length
-        tied = length
-        if length <= SMALL:
-            low, stay, tied, more = settled(
-                source, length, first, last, held, above, mass, count, width, shift, inverse, offset, SMALL
-            )
-        else:
-            low, stay, tied, more = settled(
-                source, length, first, last, held, above, mass, count, width, shift, inverse, offset, TILE
-            )
-        kept += more
-        if low >= LOWEST_ORDER:
-            threshold = disorder(low.to(tl.int32))
-            if (stay < tied) & (low > LOWEST_ORDER):
-                cut = cut_of(whole, width, low, stay, TILE)
-        offset -= tl.log(kept.to(tl.float32) * (1.0 / FINE))
+    top = tl.load(top_p + row * p_stride)
+    mass, count, _ = targets_of(top, tl.load(top_k + row * k_stride), width)
+    bracket = brackets + row * BRACKETS + tl.where(state == BOUNDED, 0, STEPS * 4)
+    first = tl.load(bracket)
+    last = tl.load(bracket + 1)
+    held = tl.load(bracket + 2)
+    above = tl.load(bracket + 3)
+    kept = tl.load(sums + row * 2)
+    seen = tl.load(sums + row * 2 + 1)
+    whole = logits + row * (stride8.to(tl.int64) * 8)
+    source = whole
+    length = tl.full((), 0, dtype=tl.int64) + width
+    if ((state == BOUNDED) | (held <= CAPACITY)) & (seen <= CAPACITY):
+        source = listed + row * CAPACITY
+        length = seen
+    low = first
+    stay = length
+    tied = length
+    if length <= SMALL:
+        low, stay, tied, more = settled(
+            source, length, first, last, held, above, mass, count, width, shift, inverse, offset, SMALL
+        )
+    else:
+        low, stay, tied, more = settled(
+            source, length, first, last, held, above, mass, count, width, shift, inverse, offset, TILE
+        )
+    kept += more
+    if low >= LOWEST_ORDER:
+        threshold = disorder(low.to(tl.int32))
+        if (stay < tied) & (low > LOWEST_ORDER):
+            cut = cut_of(whole, width, low, stay, TILE)
+    offset -= tl.log(kept.to(tl.float32) * (1.0 / FINE))
     tl.store(facts + row * 8 + 3, offset)
     tl.store(facts + row * 8 + 4, threshold)
     tl.store(states + row * 2 + 1, cut)
