@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import math
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -146,6 +151,22 @@ def test_one_bad_row_leaves_the_others() -> None:
         x[1, 7], x[2, 9] = torch.nan, torch.inf
         found = norm(x, weight)
     assert found[0].equal(good[0]) and found[3].equal(good[3]) and found[1].isnan().all() and found[2, 9].isnan()
+
+
+def test_a_thread_loads_no_more_side_by_side_than_one_instruction_takes(tmp_path: Path) -> None:
+    """Sixteen values of bfloat16 would be two loads of 16 bytes each, with gaps between the threads in either."""
+    root = Path(__file__).resolve().parents[2]
+    environment = {**os.environ, "PYTHONPATH": str(root), "TRITON_CACHE_DIR": str(tmp_path)}
+    environment.pop("TRITON_INTERPRET", None)
+    command = [sys.executable, "-m", "deepinfer.ops.variants", "norm", "--engine"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    loads = []
+    for path in tmp_path.rglob("*.ttgir"):
+        text = path.read_text()
+        each = dict(re.findall(r"^(#\w+) = #ttg\.blocked<\{sizePerThread = \[(?:\d+, )*(\d+)\]", text, re.MULTILINE))
+        loads += [int(each[layout]) for layout in re.findall(r"tt\.load .*x!tt\.ptr<bf16>, (#\w+)>", text)]
+    assert loads and max(loads) == 8
 
 
 def test_no_rows() -> None:
