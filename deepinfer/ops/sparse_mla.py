@@ -5,10 +5,11 @@ o = sum of w * k; nothing is masked by position, the lists say it all. Without a
 
 Keys are taken 64 columns of a list at a time, in the order of the columns; sums are float32. Before a weight is
 multiplied with its key it is rounded to bfloat16, relative to the largest z among the keys up to its tile's end (the
-oracle: among all keys); the sum below the line takes weights as they are. Either rounding changes a weight by 2^-9 of
-itself at most, so that o is off the oracle's by less than 2^-8 * (sum of w * |k|), and by about 2^-9 of its length
-where many keys count: a sixteenth of what the rounding of o to e4m3 that follows may change (2^-4 of a value), and
-less than the 5e-3 that the engine's logits may be off.
+oracle: among all keys). Either rounding changes a weight by 2^-9 of itself at most, so that o is off the oracle's by
+less than 2^-8 * (sum of w * |k|), and by about 2^-9 of its length where many keys count: a sixteenth of what the
+rounding of o to e4m3 that follows may change (2^-4 of a value), and less than the 5e-3 that the engine's logits may be
+off. The sum below the line takes weights relative to the same z, to the nearest multiple of 2^-23: a tile's are added
+up as whole numbers, which have the same sum in any order, and k keys change o by k * 2^-24 of itself at most.
 
 A row's result has the same bits alone and in any batch, and the same from `sparse_attention_prefill` as from
 `sparse_attention_decode` where both have the same keys in the same columns of both sets.

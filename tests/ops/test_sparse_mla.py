@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import functools
 import math
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -168,6 +172,30 @@ def test_a_row_has_the_same_bits_alone_in_any_batch_and_from_prefill() -> None:
             alone = slice(row, row + 1)
             assert as_bits(_decode(one, alone)[0]).equal(as_bits(whole[row]))
             assert as_bits(_prefill(one, alone)[0]).equal(as_bits(whole[row]))
+
+
+def test_interpreted_bits_do_not_depend_on_how_rows_are_divided() -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "tests.ops.sparse_mla_interpreted"],
+        cwd=Path(__file__).resolve().parents[2],
+        env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("programs", [1, 7, 40, 10_000])
+def test_bits_do_not_depend_on_how_rows_are_divided(programs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    from deepinfer.ops.triton import sparse_mla_decode
+
+    one = _both("cuda")
+    with using("triton"):
+        expected = _prefill(one)
+        monkeypatch.setattr(sparse_mla_decode, "multiprocessors", lambda device: programs)
+        assert as_bits(_decode(one)).equal(as_bits(expected))
 
 
 def test_a_row_with_nan_spoils_no_other() -> None:
