@@ -3,6 +3,9 @@
 A launch with `launch_pdl=True` is set up while the last programs of the one before it still run, which hides 0.3 to
 0.6 us of what starting a kernel takes (twelve launches of a decode step, on an H200). Its kernel has to call
 `await_inputs` before it reads or writes any memory; `ops/variants.py` checks the code for it.
+
+The wait is for the launch ahead alone, until it is complete and what it wrote is seen. It stands for all launches
+before: each program waits before it ends, so that a launch is complete only after the one ahead of it is, and so on.
 """
 
 from __future__ import annotations
