@@ -13,7 +13,7 @@ from deepinfer.cli.records import failures, record
 from deepinfer.cli.sampling_options import add_sampling_arguments, params_of_options, told
 from deepinfer.command_line import flag
 from deepinfer.engine.sequence import Request
-from deepinfer.errors import CheckpointError, DeepInferError, RequestFailed, spelled
+from deepinfer.errors import CheckpointError, DeepInferError, InputError, RequestFailed, spelled
 from deepinfer.folders import is_there
 from deepinfer.streams import need_stdout
 
@@ -92,6 +92,8 @@ def _answer(llm: LLM, request: Request, *, shown: bool) -> RequestOutput:
     written = 0
     try:
         for output in llm.stream([request]):
+            if (problem := output.outputs[0].problem) is not None:  # of a grammar, found when it was compiled
+                raise told(problem, "the prompt") if isinstance(problem, InputError) else problem
             text = output.outputs[0].text
             if shown and len(text) > written:
                 print(text[written:], end="", flush=True)

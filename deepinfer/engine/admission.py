@@ -11,11 +11,11 @@ from deepinfer.cache.prefix import Context
 from deepinfer.engine.detokenize import Detokenizer
 from deepinfer.engine.outputs import Completion, RequestOutput
 from deepinfer.engine.prompts import is_id
-from deepinfer.engine.sequence import Request, Sequence
+from deepinfer.engine.sequence import Request, Sequence, Status
 from deepinfer.engine.step import Limits
 from deepinfer.errors import InputError, Option, kind_of, shown
 from deepinfer.sampling.params import check_encodable
-from deepinfer.structured_output import Grammar, GrammarCompiler
+from deepinfer.structured_output import Compilation, CompilePool, GrammarCompiler
 
 if TYPE_CHECKING:
     from deepinfer.model.load import LoadedModel
@@ -28,17 +28,20 @@ class Admission:
     loaded: LoadedModel
     limits: Limits
     context: Context
-    grammars: GrammarCompiler | None
+    grammars: CompilePool | None
 
     @classmethod
     def of(cls, loaded: LoadedModel, limits: Limits, context: Context) -> Admission:
         """For a model; without its tokenizer there are neither texts nor grammars."""
         tokenizer, vocabulary = loaded.tokenizer, loaded.config.vocab_size
-        grammars = GrammarCompiler(tokenizer, vocabulary, loaded.stop_ids) if tokenizer is not None else None
-        return cls(loaded, limits, context, grammars)
+        if tokenizer is None:
+            return cls(loaded, limits, context, None)
+        return cls(loaded, limits, context, CompilePool(GrammarCompiler(tokenizer, vocabulary, loaded.stop_ids)))
 
-    def admit(self, request: Request, arrivals: Iterator[int]) -> tuple[RequestOutput, list[Sequence]]:
-        """The output of a request, still empty, and the sequences that will fill it.
+    def admit(
+        self, request: Request, arrivals: Iterator[int]
+    ) -> tuple[RequestOutput, list[Sequence], Compilation | None]:
+        """The output of a request, still empty, the sequences that will fill it, and the grammar that they wait for.
 
         arrivals: numbers that go up.
 
@@ -48,7 +51,7 @@ class Admission:
         """
         params, tokens = request.params, self._tokens(request)
         self._check(request, tokens)
-        grammar = self._grammar(request)
+        compilation = self._compilation(request)
         root = replace(self.context, salt=request.salt).root()
         ends = () if params.ignore_eos else self.loaded.stop_ids
         tokenizer = self.loaded.tokenizer
@@ -66,7 +69,7 @@ class Admission:
                     stops=frozenset((*ends, *params.stop_token_ids)),
                     leader=sequences[0] if sequences else None,
                     text=Detokenizer(tokenizer, stop=params.stop, min_tokens=params.min_tokens) if tokenizer else None,
-                    matcher=grammar.matcher() if grammar is not None else None,
+                    status=Status.WAITING if compilation is None else Status.COMPILING,
                 )
             )
         output = RequestOutput(
@@ -77,7 +80,7 @@ class Admission:
         )
         if params.prompt_logprobs is not None:
             output.prompt_logprobs = sequences[0].prompt_logprobs = [None] * len(tokens)
-        return output, sequences
+        return output, sequences, compilation
 
     def _tokens(self, request: Request) -> list[int]:
         if not isinstance(request.prompt, str):
@@ -129,7 +132,7 @@ class Admission:
         if params.stop and self.loaded.tokenizer is None:
             raise InputError("stop needs texts, and the model was loaded without a tokenizer")
 
-    def _grammar(self, request: Request) -> Grammar | None:
+    def _compilation(self, request: Request) -> Compilation | None:
         structure = request.params.structure
         if structure is None:
             return None

@@ -14,14 +14,16 @@ from deepinfer.engine.sequence import Request, Sequence, Status
 from deepinfer.engine.step import Step
 from deepinfer.errors import DeepInferError, InputError, Option, shown
 from deepinfer.model.load import LoadedModel, is_out_of_memory
+from deepinfer.structured_output import Compilation
 
 
 @dataclass(frozen=True)
 class _Live:
-    """A request that is not done: what is told of it, and its sequences."""
+    """A request that is not done: what is told of it, its sequences, and the grammar that they wait or waited for."""
 
     output: RequestOutput
     sequences: list[Sequence]
+    compilation: Compilation | None
 
 
 class Engine:
@@ -29,6 +31,9 @@ class Engine:
 
     `add` takes a request, `step` computes the next token of those that run, `cancel` ends one early. What else is in
     a batch changes no bit of a request's answer, nor do prefixes that were found or a preemption.
+
+    A request's grammar is compiled in a thread, while others go on; it waits for that in the queue. `close` waits for
+    such threads.
     """
 
     def __init__(self, loaded: LoadedModel, options: EngineOptions | None = None) -> None:
@@ -40,10 +45,13 @@ class Engine:
         memory = allocate(loaded.model, options or EngineOptions())
         self.limits = memory.limits
         self._admission = Admission.of(loaded, memory.limits, memory.context)
+        self._grammars = self._admission.grammars
         self._scheduler = Scheduler(memory.blocks, memory.slots, memory.limits)
         self._runner = Runner(loaded.model, memory.caches)
         self._live: dict[str, _Live] = {}
+        self._compiling: dict[str, _Live] = {}
         self._changed: dict[str, RequestOutput] = {}
+        self._closed = False
         self._arrivals = itertools.count()
 
     @property
@@ -59,15 +67,21 @@ class Engine:
     def add(self, request: Request) -> str:
         """Queue a request; returns its id.
 
+        What is only found while a grammar is compiled ends its request with an error later, and no other one.
+
         Raises:
             TypeError, ValueError: the prompt or a parameter cannot be taken; the message names it.
             DeepInferError: what the request asks for is not installed.
+            RuntimeError: the engine was closed.
         """
+        self._check_open()
         name = request.request_id
         if name in self._live or name in self._changed:
             raise InputError(f"request_id {shown(name)} is of a request that is not done", next_step="give another")
         live = _Live(*self._admission.admit(request, self._arrivals))
         self._live[name] = live
+        if live.compilation is not None:
+            self._compiling[name] = live
         for sequence in live.sequences:
             self._scheduler.add(sequence)
         return name
@@ -90,9 +104,14 @@ class Engine:
         """Compute one step. Returns the outputs of the requests that got tokens or ended.
 
         An output is the request's own object, which goes on growing until it is `finished`: copy what is to be kept.
-        An exception leaves the engine usable: what the step was to compute is computed anew by the next one.
+        Where nothing can be computed before a grammar is compiled, it waits for one, or for `wake`, and may then return
+        nothing. An exception leaves the engine usable: what the step was to compute is computed anew by the next one.
+
+        Raises:
+            RuntimeError: the engine was closed.
         """
-        step = self._scheduler.schedule()
+        self._check_open()
+        step = self._schedule()
         if step is not None:
             try:
                 self._compute(step)
@@ -103,6 +122,58 @@ class Engine:
                 raise
         changed, self._changed = list(self._changed.values()), {}
         return changed
+
+    def wake(self) -> None:
+        """End the wait of a `step` for a grammar, so that a request can be added. Any thread may call this."""
+        if self._grammars is not None:
+            self._grammars.wake()
+
+    def close(self) -> None:
+        """End all requests, and wait for the threads that compile grammars. Nothing is taken or computed afterwards."""
+        self._closed = True
+        for name in list(self._live):
+            self.drop(name)
+        self._changed.clear()
+        if self._grammars is not None:
+            self._grammars.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RuntimeError("this engine was closed: open the model again")
+
+    def _schedule(self) -> Step | None:
+        """What to compute next, if need be after a wait for a grammar."""
+        self._take_grammars()
+        step = self._scheduler.schedule()
+        if step is None and self._grammars is not None and self._compiling and not self._changed:
+            self._grammars.wait()
+            self._take_grammars()
+            step = self._scheduler.schedule()
+        return step
+
+    def _take_grammars(self) -> None:
+        """Let requests go on whose grammar is there, in the order of their arrival; end those whose cannot be had."""
+        if self._grammars is None or not self._compiling:
+            return
+        self._grammars.expire()
+        for live in list(self._compiling.values()):
+            compilation = live.compilation
+            if compilation is None or not compilation.done:
+                continue
+            problem = compilation.problem
+            try:
+                if compilation.grammar is not None:
+                    for sequence in live.sequences:
+                        sequence.matcher = compilation.grammar.matcher()
+            except Exception as raised:  # it is of this request alone, whatever it is
+                problem = raised
+            self._compiling.pop(live.output.request_id)
+            for sequence in live.sequences:
+                if problem is None:
+                    self._scheduler.release(sequence)
+                else:
+                    sequence.completion.blame(problem)
+                    self._finish(sequence, "error")
 
     def _compute(self, step: Step) -> None:
         """Run a step, keep the states that prefixes need, and hand out what was drawn."""
@@ -176,6 +247,9 @@ class Engine:
         self._changed[sequence.request.request_id] = live.output
         if live.output.finished:
             del self._live[sequence.request.request_id]
+            self._compiling.pop(sequence.request.request_id, None)
+            if self._grammars is not None and live.compilation is not None:
+                self._grammars.release(live.compilation)
 
 
 def _out_of_memory(step: Step) -> DeepInferError:

@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Literal, Self, cast
 
 import torch
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class LLM:
-    """A model that answers prompts. Use it from one thread.
+    """A model that answers prompts. Use it from one thread; `close`, or the end of a `with`, leaves no other behind.
 
     Args:
         model: folder of the checkpoint: config.json, tokenizer files, weights.
@@ -129,6 +129,16 @@ class LLM:
         notice = f"; {self.gemm_notice}" if self.gemm_notice else ""
         return f"<LLM {str(self.folder)!r} on {self.device}, {self.backend} kernels, {self.gemm} products{notice}>"
 
+    def close(self) -> None:
+        """End what is being answered, and wait for threads that compile grammars. Nothing can be asked afterwards."""
+        self.engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     @property
     def max_model_len(self) -> int:
         """Tokens of a prompt and its output together."""
@@ -150,7 +160,8 @@ class LLM:
 
         Raises:
             TypeError, ValueError: a prompt or a parameter cannot be taken; nothing was run then. The message names it,
-                one of a list as prompts[i].
+                one of a list as prompts[i]. What only compiling its structure finds is told in its output, as an error.
+            RuntimeError: it was closed, or a stream of it is being read.
         """
         requests = paired(prompts, params)
         taken = -1  # the place of the request that is being taken; none once all are, which is before the first step
@@ -236,13 +247,10 @@ class LLM:
         except Exception as problem:  # whatever it is, the others go on
             if refuse:
                 raise
-            told = str(problem)
-            if not isinstance(problem, (TypeError, ValueError, DeepInferError)):
-                told = f"it was stopped by {type(problem).__name__}: {told}"
             text = request.prompt if isinstance(request.prompt, str) else None
             ids = list(cast("Sequence[int]", request.prompt)) if text is None and is_ids(request.prompt) else []
-            failed = Completion(0, finish_reason="error", error=told)
-            failed.problem = problem if isinstance(problem, DeepInferError) else None
+            failed = Completion(0, finish_reason="error")
+            failed.blame(problem)
             output = RequestOutput(request.request_id, text, ids, [failed])
             if watch is not None:
                 watch.seen([output])

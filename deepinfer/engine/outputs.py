@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from deepinfer.errors import DeepInferError
+from deepinfer.errors import DeepInferError, InputError
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 
@@ -40,6 +40,16 @@ class Completion:
     stop: str | int | None = None
     error: str = ""
     problem: DeepInferError | None = field(default=None, repr=False, compare=False)
+
+    def blame(self, problem: Exception) -> None:
+        """Say that it could not be begun, and why."""
+        self.error = str(problem)
+        if isinstance(problem, DeepInferError):
+            self.problem = problem
+        elif isinstance(problem, (TypeError, ValueError)):
+            self.problem = InputError(self.error)
+        else:
+            self.error = f"it was stopped by {type(problem).__name__}: {problem}"
 
 
 @dataclass

@@ -4,7 +4,8 @@ The rules:
 
 1. First come, first served. The first that waits is admitted when a slot is free, and blocks for all its known tokens
    and one more for every running sequence; nobody overtakes it. A completion of a prompt that another one is computing
-   right now waits for that one (its prefix will be in the cache) and holds up nobody.
+   right now waits for that one (its prefix will be in the cache) and holds up nobody. Nor does one whose grammar is not
+   compiled yet: it is passed over, and has the place of its arrival as soon as it is.
 2. Every running sequence past its prompt decodes one token a step.
 3. `chunk_tokens` rows of prompts are prefilled a step, of at most `PROMPTS` sequences unless more are needed to fill
    them. The first come gets half while others are there, the next half of the rest, and so on: a long prompt neither
@@ -79,14 +80,18 @@ class Scheduler:
         return blocks - self._blocks.get_num_free_blocks(), slots - self._slots.get_num_free_blocks()
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a sequence."""
+        """Queue a sequence. One that is COMPILING stays there until `release`."""
         bisect.insort(self._waiting, sequence, key=_arrival)
+
+    def release(self, sequence: Sequence) -> None:
+        """What a sequence of the queue was COMPILING is there: it may be admitted."""
+        sequence.status = Status.WAITING
 
     def remove(self, sequence: Sequence) -> None:
         """The sequence is done, or cancelled: it gives back what it holds."""
         if sequence.status is Status.RUNNING:
             self._vacate(sequence)
-        elif sequence.status is Status.WAITING:
+        elif sequence.status in (Status.COMPILING, Status.WAITING):
             self._waiting.remove(sequence)
         sequence.status = Status.FINISHED
 
@@ -158,6 +163,8 @@ class Scheduler:
         for sequence in self.waiting:
             if len(self._running) >= self.limits.sequences or (len(prompts) >= PROMPTS and left <= 0):
                 return
+            if sequence.status is Status.COMPILING:
+                continue
             leader = sequence.leader
             if leader and leader.status is not Status.FINISHED and not leader.generated:
                 continue

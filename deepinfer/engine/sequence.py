@@ -47,8 +47,9 @@ class Request:
 
 
 class Status(enum.Enum):
-    """Where a sequence is: not in a batch, in batches, or done."""
+    """Where a sequence is: its grammar is not compiled yet, not in a batch, in batches, or done."""
 
+    COMPILING = enum.auto()
     WAITING = enum.auto()
     RUNNING = enum.auto()
     FINISHED = enum.auto()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import importlib.metadata
 import logging
@@ -12,7 +13,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -27,6 +28,8 @@ from deepinfer.structured_output.source import text_of
 WHITESPACE = 32
 """Whitespace characters between two elements of JSON: enough to indent, and an end to a model that writes no other."""
 CACHE_BYTES = 2**28
+THREADS = 2
+"""Grammars that are compiled side by side."""
 SLOWEST_STEP = 2.0
 """Seconds of computing that one token of a grammar may take: some ambiguous grammars take ever longer."""
 _NOTHING_FOLLOWS = "structure: no token of the vocabulary can follow in this grammar"
@@ -37,6 +40,7 @@ _INSTALL = (
 _CONTROLS = frozenset(range(32)) - {ord("\n")}
 """Bytes that are in no JSON text, but for tabs and carriage returns between elements, which are not needed there."""
 _PLACE = re.compile(r"^\[\d\d:\d\d:\d\d\] \S+:\d+: ")
+Kind = Literal["json", "regex", "ebnf", "choice"]
 _log = logging.getLogger("deepinfer.structured_output")
 
 
@@ -90,6 +94,11 @@ class Grammar:
     compiled: Any
     vocab_size: int
 
+    @functools.cached_property
+    def size(self) -> int:
+        """Bytes that it takes, about."""
+        return int(self.compiled.memory_size_bytes)
+
     def matcher(self) -> Matcher:
         """The grammar at its beginning, for one completion."""
         return Matcher(_library().GrammarMatcher(self.compiled), self.vocab_size)
@@ -118,11 +127,13 @@ class GrammarCompiler:
             ValueError: the structure is wrong or cannot be enforced; the message begins with its field's name.
             DeepInferError: xgrammar is not there.
         """
-        with _refusing(structure):
-            text = text_of(structure)
-        compiler = self._started(structure.kind)
-        with _refusing(structure):
-            compiled = _compiled(compiler, structure.kind, text)
+        return self.compile_text(structure.kind, text_to_compile(structure))
+
+    def compile_text(self, kind: Kind, text: str) -> Grammar:
+        """The same of a structure's kind and of what `text_to_compile` made of it."""
+        compiler = self._started(kind)
+        with _refusing(kind):
+            compiled = _compiled(compiler, kind, text)
         grammar = Grammar(compiled, self._vocab_size)
         first = grammar.matcher()
         first.fill()
@@ -130,10 +141,10 @@ class GrammarCompiler:
             why = (
                 "no text matches it" if first.problem == _NOTHING_FOLLOWS else first.problem.removeprefix("structure: ")
             )
-            raise ValueError(f"structure: the {_name(structure)} cannot be taken: {why}")
+            raise ValueError(f"structure: the {name_of(kind)} cannot be taken: {why}")
         return grammar
 
-    def _started(self, kind: str) -> Any:
+    def _started(self, kind: Kind) -> Any:
         with self._lock:
             found = self._compilers.get(kind == "json")
             if found is None:
@@ -142,7 +153,8 @@ class GrammarCompiler:
                 vocabulary = library.TokenizerInfo(
                     pieces, library.VocabType.RAW, vocab_size=self._vocab_size, stop_token_ids=self._stop_ids
                 )
-                threads = min(8, os.cpu_count() or 1)
+                # All that compile take half of the processors at most: the engine computes meanwhile.
+                threads = min(8, max(1, (os.cpu_count() or 1) // (2 * THREADS)))
                 found = library.GrammarCompiler(vocabulary, max_threads=threads, cache_limit_bytes=CACHE_BYTES)
                 self._compilers[kind == "json"] = found
             return found
@@ -163,16 +175,30 @@ def check_structure(structure: Structure) -> None:
         ValueError: the structure is wrong or cannot be enforced; the message begins with its field's name.
         DeepInferError: xgrammar is not there.
     """
-    with _refusing(structure):
-        text = text_of(structure)
+    check_text(structure.kind, text_to_compile(structure))
+
+
+def text_to_compile(structure: Structure) -> str:
+    """A structure as text. ValueError: what can be told without the library is wrong with it."""
+    with _refusing(structure.kind):
+        return text_of(structure)
+
+
+def check_text(kind: Kind, text: str) -> None:
+    """Refuse what the library does not read, as `check_structure` does."""
     grammar = _library().Grammar
-    with _refusing(structure):
-        if structure.kind == "json":
+    with _refusing(kind):
+        if kind == "json":
             grammar.from_json_schema(text, max_whitespace_cnt=WHITESPACE)
-        elif structure.kind == "regex":
+        elif kind == "regex":
             grammar.from_regex(text)
         else:
             grammar.from_ebnf(text)
+
+
+def name_of(kind: Kind) -> str:
+    """What messages call a structure of a kind."""
+    return {"json": "JSON schema", "regex": "regular expression", "ebnf": "grammar", "choice": "choice"}[kind]
 
 
 def _library() -> Any:
@@ -207,24 +233,20 @@ def _cannot_be_imported(cause: str, problem: Exception) -> DeepInferError:
 
 
 @contextlib.contextmanager
-def _refusing(structure: Structure) -> Iterator[None]:
+def _refusing(kind: Kind) -> Iterator[None]:
     """Whatever is raised in the block says what is wrong with a structure."""
     try:
         yield
     except ValueError as problem:
-        raise ValueError(f"structure: the {_name(structure)} cannot be taken: {problem}") from problem
+        raise ValueError(f"structure: the {name_of(kind)} cannot be taken: {problem}") from problem
     except Exception as problem:  # the library raises RuntimeError and types of its own
-        raise ValueError(f"structure: the {_name(structure)} cannot be taken: {_told(problem)}") from problem
+        raise ValueError(f"structure: the {name_of(kind)} cannot be taken: {_told(problem)}") from problem
 
 
-def _compiled(compiler: Any, kind: str, text: str) -> Any:
+def _compiled(compiler: Any, kind: Kind, text: str) -> Any:
     if kind == "json":
         return compiler.compile_json_schema(text, max_whitespace_cnt=WHITESPACE)
     return compiler.compile_regex(text) if kind == "regex" else compiler.compile_grammar(text)
-
-
-def _name(structure: Structure) -> str:
-    return {"json": "JSON schema", "regex": "regular expression", "ebnf": "grammar", "choice": "choice"}[structure.kind]
 
 
 def _told(problem: Exception) -> str:

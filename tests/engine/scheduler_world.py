@@ -15,7 +15,7 @@ from deepinfer.cache.layout import blocks_of
 from deepinfer.config.constraints import BLOCK_TOKENS
 from deepinfer.engine.outputs import Completion
 from deepinfer.engine.scheduler import Scheduler
-from deepinfer.engine.sequence import Request, Sequence
+from deepinfer.engine.sequence import Request, Sequence, Status
 from deepinfer.engine.step import Chunk, Limits, Step
 from deepinfer.model.batch import RowSpec
 from deepinfer.model.block_tables import BlockTables, tables_of
@@ -100,7 +100,9 @@ class World:
         managers = native.engine.BlockManager(self.blocks), native.engine.BlockManager(self.slots)
         self.scheduler = Scheduler(*managers, self.limits)
 
-    def arrive(self, tokens: Sequence[int], *, salt: str = "", leader: Sequence | None = None) -> Sequence:
+    def arrive(
+        self, tokens: list[int], *, salt: str = "", leader: Sequence | None = None, compiling: bool = False
+    ) -> Sequence:
         """A new sequence in the queue."""
         made = Sequence(
             Request(tokens, salt=salt),
@@ -111,6 +113,7 @@ class World:
             salt.encode().ljust(32),
         )
         made.leader = leader
+        made.status = Status.COMPILING if compiling else Status.WAITING
         self.scheduler.add(made)
         return made
 

@@ -134,6 +134,25 @@ def test_completions_of_one_prompt_wait_for_the_first_and_hold_up_nobody() -> No
     assert [one.reused for one in followers] == [512, 512]
 
 
+def test_one_whose_grammar_is_compiled_yet_holds_up_nobody_and_keeps_its_place() -> None:
+    world = World(limits=Limits(sequences=2, chunk_tokens=256, length=1024))
+    first = world.arrive(prompt(30), compiling=True)
+    others = [world.arrive(prompt(30, 100 * index)) for index in (1, 2, 3)]
+    world.step()
+    assert [one.status for one in (first, *others)] == [
+        Status.COMPILING, Status.RUNNING, Status.RUNNING, Status.WAITING,
+    ]  # fmt: skip
+    world.scheduler.release(first)
+    world.scheduler.remove(others[0])
+    world.step()
+    assert first.status is Status.RUNNING and others[2].status is Status.WAITING
+    run(world, [first, *others[1:]], 2)
+    gone = world.arrive(prompt(30), compiling=True)
+    assert world.step() is None and world.scheduler.waiting == (gone,)
+    world.scheduler.remove(gone)
+    assert world.scheduler.waiting == () and world.scheduler.held == (0, 0)
+
+
 def test_a_follower_goes_on_without_a_leader_that_was_cancelled() -> None:
     world = World()
     leader = world.arrive(prompt(600))
