@@ -10,7 +10,7 @@ import torch
 
 from deepinfer.ops.checks import Arguments
 from deepinfer.ops.dispatch import factory
-from deepinfer.ops.linear import GROUP, require_groups
+from deepinfer.ops.linear import GROUP, require_groups, require_start
 
 MOST_EXPERTS = 4095
 
@@ -55,7 +55,7 @@ def expert_linear(
         rows: int32 [p], contiguous: which row of `values` a position takes.
         offsets: int32 [E + 1], contiguous, as `expert_order` gives them.
         weight, weight_scales: e2m1 as int8 [E, o, k / 2], the lower half of a byte first, and uint8 [E, o, k / 32],
-            contiguous.
+            contiguous; the weight starts at a multiple of 2 bytes.
 
     Raises:
         TypeError, ValueError: an argument is not as said.
@@ -67,6 +67,7 @@ def expert_linear(
     check.tensor("scales", scales, torch.uint8, ("m", k // GROUP), rows="contiguous")
     check.tensor("rows", rows, torch.int32, ("p",), rows="contiguous")
     check.tensor("weight", weight, torch.int8, ("E", "o", k // 2), rows="contiguous")
+    require_start(check, "weight", weight, 2)
     check.tensor("weight_scales", weight_scales, torch.uint8, ("E", "o", k // GROUP), rows="contiguous")
     experts, o = check.whole_number("E", check.size("E"), at_least=1, at_most=MOST_EXPERTS), check.size("o")
     check.tensor("offsets", offsets, torch.int32, (experts + 1,), rows="contiguous")

@@ -31,7 +31,8 @@ def fp8_linear(
 
     Args:
         values, scales: e4m3 [n, k] and uint8 [n, k / 32], contiguous; k a multiple of 32.
-        weight, weight_scales: e4m3 [o, k] and uint8 [ceil(o / 32), k / 32], contiguous.
+        weight, weight_scales: e4m3 [o, k] and uint8 [ceil(o / 32), k / 32], contiguous; the weight starts at a multiple
+            of 4 bytes.
         out_dtype: bfloat16 (rounded once from float32) or float32.
         out: [n, o] contiguous of that dtype; made when it is None.
 
@@ -44,6 +45,7 @@ def fp8_linear(
     check.tensor("weight", weight, torch.float8_e4m3fn, ("o", "k"), rows="contiguous")
     n, k, o = (check.size(letter) for letter in "nko")
     require_groups(check, "k", k)
+    require_start(check, "weight", weight, 4)
     check.tensor("scales", scales, torch.uint8, ("n", k // GROUP), rows="contiguous")
     check.tensor("weight_scales", weight_scales, torch.uint8, (-(-o // GROUP), k // GROUP), rows="contiguous")
     if out is None:
@@ -62,7 +64,8 @@ def fp8_grouped_linear(
     Args:
         values, scales: e4m3 [n, g, k] and uint8 [n, g, k / 32], contiguous; k a multiple of 32.
         weight, weight_scales: e4m3 [g * o, k] and uint8 [g * o / 32, k / 32], contiguous; o a multiple of 32. Group i
-            has the rows from i * o on, whose products are the columns from i * o on of the result.
+            has the rows from i * o on, whose products are the columns from i * o on of the result. The weight starts at
+            a multiple of 4 bytes.
 
     Raises:
         TypeError, ValueError: an argument is not as said.
@@ -72,6 +75,7 @@ def fp8_grouped_linear(
     check.tensor("weight", weight, torch.float8_e4m3fn, ("o", "k"), rows="contiguous")
     n, groups, k, outputs = (check.size(letter) for letter in "ngko")
     require_groups(check, "k", k)
+    require_start(check, "weight", weight, 4)
     check.require(groups > 0 and outputs % (groups * GROUP) == 0, "weight", f"must have a multiple of 32 rows for each "
                   f"of {groups} groups, not {outputs} in all")  # fmt: skip
     check.tensor("scales", scales, torch.uint8, ("n", "g", k // GROUP), rows="contiguous")
@@ -119,3 +123,9 @@ def bf16_linear(
 def require_groups(check: Arguments, name: str, columns: int) -> None:
     """Refuse a row that is no whole number of groups of 32, or empty."""
     check.require(columns > 0 and columns % GROUP == 0, name, f"must be a multiple of {GROUP}, not {columns}")
+
+
+def require_start(check: Arguments, name: str, value: torch.Tensor, multiple: int) -> None:
+    """Refuse a tensor of bytes of which kernels read several at once, where it does not start at a multiple of them."""
+    check.require(value.storage_offset() % multiple == 0, name, f"must start at a multiple of {multiple} bytes of its "
+                  f"storage, not at {value.storage_offset()}")  # fmt: skip

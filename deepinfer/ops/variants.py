@@ -30,6 +30,7 @@ from deepinfer.ops import dispatch
 from deepinfer.ops.ab.selection import factories, selected
 from deepinfer.ops.case import Case
 from deepinfer.ops.launch import compiling
+from deepinfer.ops.machine_code import listing, unfinished_products
 from deepinfer.ops.names import ALL_FAMILIES
 
 TARGET = "sm_90a"
@@ -49,7 +50,7 @@ class Report:
 
     variants: kernel ("module.function") -> the hashes of its variants. engine: those of them that the real model uses.
     compiled, found: how many were compiled now, and how many Triton's cache had.
-    problems: what did not compile, or not for TARGET.
+    problems: what did not compile, or not for TARGET, or to code that is wrong.
     """
 
     variants: Hashes = dataclasses.field(default_factory=dict)
@@ -169,7 +170,9 @@ class _Gathered:
     def _record(self, kernel: Any, compiled: Any) -> None:
         name = f"{kernel.__module__.rpartition('.')[2]}.{kernel.__name__}"
         ptx = compiled.asm["ptx"]
-        for wrong in filter(None, (_wrong_target(ptx), _early(ptx) if compiled.metadata.launch_pdl else "")):
+        early = _early(ptx) if compiled.metadata.launch_pdl else ""
+        unfinished = _unfinished(compiled.asm["cubin"]) if "wgmma.mma_async" in ptx else ""
+        for wrong in filter(None, (_wrong_target(ptx), early, unfinished)):
             self._problems.append(f"{name}: {wrong}")
         self._variants[name].add(compiled.hash)
         if self._of_engine:
@@ -189,6 +192,14 @@ def _early(ptx: str) -> str:
     if wait < 0 or (touched and touched.start() < wait):
         return "is launched early (launch_pdl), but touches memory before it waits (await_inputs)"
     return ""
+
+
+def _unfinished(cubin: bytes) -> str:
+    """What is wrong with a kernel's products; nothing is known where Triton has no nvdisasm."""
+    found = unfinished_products(listing(cubin) or "")
+    return (
+        f"uses products that are not finished (ops/machine_code.py): {found[0]}; {len(found)} in all" if found else ""
+    )
 
 
 @contextlib.contextmanager

@@ -186,6 +186,11 @@ ROWS = torch.zeros(2, 32, dtype=torch.bfloat16)
         (lambda: _call(offsets=torch.zeros(3, dtype=torch.int32)), ValueError, r"offsets must have the shape \[4\]"),
         (lambda: _call(weight=torch.zeros(3, 32, 16, dtype=torch.int8)), ValueError, "weight must have the shape"),
         (lambda: _call(weight=torch.zeros(3, 32, 32)), TypeError, "weight must be int8, not float32"),
+        (
+            lambda: _call(weight=torch.zeros(3 * 32 * 32 + 1, dtype=torch.int8)[1:].view(3, 32, 32)),
+            ValueError,
+            "weight must start at a multiple of 2 bytes of its storage, not at 1",
+        ),
         (lambda: _call(weight_scales=torch.zeros(3, 16, 2, dtype=torch.uint8)), ValueError, "weight has o = 32"),
         (lambda: combine(ROWS, ROWS, torch.zeros(2, dtype=torch.int32), 0), ValueError, "topk must be at least 1"),
         (lambda: combine(ROWS, ROWS, IDS[0], 2), ValueError, "routed must have 4 rows at least, not 2"),

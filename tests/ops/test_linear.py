@@ -50,22 +50,26 @@ def test_on_a_gpu(case: Case) -> None:
     agrees_on_a_gpu(case)
 
 
-def _inputs(n: int, device: str = "cpu") -> list[torch.Tensor]:
+def _inputs(n: int, device: str = "cpu", k: int = 160, o: int = 96) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(7)
-    values, scales = quantized.rows(generator, 130, 160)
-    weight, weight_scales = quantized.fp8_weight(generator, 96, 160)
+    values, scales = quantized.rows(generator, 130, k)
+    weight, weight_scales = quantized.fp8_weight(generator, o, k)
     return [one.to(device) for one in (values[:n], scales[:n], weight, weight_scales)]
 
 
 @pytest.mark.gpu
-def test_a_row_has_the_same_bits_alone_and_in_any_batch() -> None:
-    values, scales, weight, weight_scales = _inputs(130, "cuda")
+@pytest.mark.parametrize(("k", "o"), [(160, 96), (512, 128), (1280, 512)])
+def test_a_row_has_the_same_bits_alone_and_in_any_batch(k: int, o: int) -> None:
+    values, scales, weight, weight_scales = _inputs(130, "cuda", k, o)
     for dtype in (torch.bfloat16, torch.float32):
         with using("triton"):
             whole = fp8_linear(values, scales, weight, weight_scales, out_dtype=dtype)
             for row in (0, 63, 64, 129):
                 alone = fp8_linear(values[row : row + 1], scales[row : row + 1], weight, weight_scales, out_dtype=dtype)
                 assert as_bits(alone[0]).equal(as_bits(whole[row]))
+            for n in (2, 16, 17, 64, 65):
+                some = fp8_linear(values[:n], scales[:n], weight, weight_scales, out_dtype=dtype)
+                assert as_bits(some).equal(as_bits(whole[:n]))
 
 
 def test_interface() -> None:
@@ -111,6 +115,11 @@ def _fp8(**changed: Callable[[torch.Tensor], object]) -> object:
         (lambda: _fp8(scales=lambda v: v[:, :4].contiguous()), ValueError, "scales .*shape"),
         (lambda: _fp8(weight=lambda v: v[:, :128].contiguous()), ValueError, "values has k = 160"),
         (lambda: _fp8(weight_scales=lambda v: v.float()), TypeError, "weight_scales must be uint8"),
+        (
+            lambda: _fp8(weight=lambda v: torch.zeros(v.numel() + 2, dtype=v.dtype)[2:].view(v.shape)),
+            ValueError,
+            "weight must start at a multiple of 4 bytes of its storage, not at 2",
+        ),
         (lambda: _fp8(weight=lambda v: v.to("meta")), ValueError, "weight is on meta"),
         (
             lambda: fp8_linear(*_inputs(5), out_dtype=torch.float16),

@@ -67,6 +67,29 @@ def _linear(
     return Call(arguments, (experts, o, k))
 
 
+def _codes(generator: torch.Generator, *, experts: int) -> Call:
+    """Every e2m1 code with every scale from 10 to 246: row i is 1 in column i and 0 elsewhere, so that the result is
+    what the weight's columns stand for.
+    """
+    k, outputs = 2 * quantized.GROUP, 237
+    ids = choices_of(generator, k, 1, experts, "random")
+    order, offsets = sorted_choices(ids, experts)
+    values, scales = quantized.unit_rows(range(k), k)
+    codes = torch.stack([torch.randperm(16, generator=generator) for _ in range(experts * outputs * k // 16)])
+    codes = codes.view(experts, outputs, k // 2, 2)
+    weight_scales = torch.arange(10, 10 + outputs, dtype=torch.uint8)[None, :, None].expand(experts, -1, 2)
+    arguments = [
+        Argument("values", values),
+        Argument("scales", scales),
+        Argument("rows", order),
+        Argument("offsets", offsets),
+        Argument("weight", (codes[..., 0] + 16 * codes[..., 1]).to(torch.uint8).view(torch.int8)),
+        Argument("weight_scales", weight_scales.contiguous()),
+        Argument("out", noise(generator, (k, outputs), torch.bfloat16), True, quantized.SAME_NUMBERS),
+    ]
+    return Call(arguments, (experts, outputs, k))
+
+
 def _combine(
     generator: torch.Generator, *, n: int, topk: int, d: int, kind: str = "random", padding: int = 0
 ) -> Call:  # fmt: skip
@@ -114,18 +137,21 @@ def _linear_cases() -> list[Case]:
         ("one-row", 1, 3, 12, 96, 64, "random"), ("two-tiles", 50, 3, 2, 160, 96, "random"),
         ("outside", 30, 3, 5, 64, 72, "outside"), ("one-expert", 24, 3, 4, 32, 32, "one"),
         ("none", 3, 2, 3, 64, 32, "none"), ("no-rows", 0, 2, 3, 64, 32, "random"),
+        ("even-few", 9, 3, 4, 512, 64, "outside"), ("even-many", 45, 3, 3, 128, 128, "outside"),
     ):  # fmt: skip
         make = partial(_linear, n=n, topk=topk, experts=experts, k=k, o=o, kind=kind)
         found.append(Case("expert_linear", f"linear-{name}", make))
     found.append(Case("expert_linear", "linear-second", partial(_linear, n=9, topk=3, experts=4, k=96, o=64,
                                                                 second=True)))  # fmt: skip
+    for experts in (2, 8):
+        found.append(Case("expert_linear", f"every-code-{experts}-experts", partial(_codes, experts=experts)))
     for name, k, o, second in (("up", 5120, 4608, False), ("down", 2304, 5120, True)):
         real = partial(_linear, topk=6, k=k, o=o, second=second)
-        draft = partial(real, n=2, experts=128, shared_weight=True)
-        found.append(Case("expert_linear", f"linear-{name}-draft", draft, large=True, engine=True))
-        for n in (2, 2048):
-            make = partial(real, n=n, experts=384, shared_weight=True)
-            found.append(Case("expert_linear", f"linear-{name}-{n}", make, large=True, engine=n == 2))
+        # The draft has 128 experts. Of both there is a variant for few rows an expert and one for many.
+        for experts, n in ((128, 2), (128, 500), (384, 2), (384, 2048)):
+            make = partial(real, n=n, experts=experts, shared_weight=True)
+            engine = n == 2 or not second
+            found.append(Case("expert_linear", f"linear-{name}-{n}-of-{experts}", make, large=True, engine=engine))
         found.append(Case("expert_linear", f"linear-{name}-16-experts", partial(real, n=700, experts=16), large=True))
     return found
 

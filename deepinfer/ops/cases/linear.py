@@ -15,13 +15,14 @@ _TOLERANCE = {_BF16: quantized.BF16_PRODUCT, _FP32: quantized.FP32_PRODUCT}
 
 
 def _fp8(
-    generator: torch.Generator, *, n: int, k: int, o: int, dtype: torch.dtype, groups: int = 0, spoilt: bool = False
+    generator: torch.Generator, *, n: int, k: int, o: int, dtype: torch.dtype, groups: int = 0, spoilt: str = ""
 ) -> Call:
+    """spoilt: the argument in whose row 1 a value is NaN."""
     parts = (n, groups, k) if groups else (n, k)
     values, scales = quantized.rows(generator, *parts)
-    if spoilt:
-        values.view(torch.uint8)[1, k // 2] = 0x7F
     weight, weight_scales = quantized.fp8_weight(generator, o * max(groups, 1), k)
+    if spoilt:
+        {"values": values, "weight": weight}[spoilt].view(torch.uint8)[1, k // 2] = 0xFF if spoilt == "weight" else 0x7F
     out = torch.full((n, len(weight)), 77.0, dtype=dtype)
     arguments = [
         Argument("values", values),
@@ -31,6 +32,26 @@ def _fp8(
         Argument("out", out, output=True, tolerance=_TOLERANCE[dtype]),
     ]
     return Call(arguments, (groups, o, k) if groups else (o, k, dtype))
+
+
+def _bytes(generator: torch.Generator, *, k: int, columns: range) -> Call:
+    """Every byte that is a number with every scale from 10 to 246: row i is 1 in columns[i] and 0 elsewhere, so that
+    the result is what the weight's columns stand for.
+    """
+    weight_scales = torch.arange(10, 247, dtype=torch.uint8)[:, None].expand(-1, k // quantized.GROUP).contiguous()
+    values, scales = quantized.unit_rows(columns, k)
+    outputs = len(weight_scales) * quantized.GROUP
+    # 16 bytes next to each other a row, and other ones in the next row: each byte twice a block in any 16 columns.
+    codes = torch.arange(outputs)[:, None] * 16 + torch.arange(k)[None, :] % 16
+    codes = torch.where(codes % 128 == 0x7F, 0x38, codes % 256).to(torch.uint8)
+    arguments = [
+        Argument("values", values),
+        Argument("scales", scales),
+        Argument("weight", codes.view(torch.float8_e4m3fn)),
+        Argument("weight_scales", weight_scales),
+        Argument("out", noise(generator, (len(columns), outputs), _FP32), True, quantized.SAME_NUMBERS),
+    ]
+    return Call(arguments, (outputs, k, _FP32))
 
 
 def _bf16(generator: torch.Generator, *, n: int, k: int, o: int, dtype: torch.dtype, accumulate: bool) -> Call:
@@ -50,18 +71,25 @@ def cases() -> list[Case]:
 def _fp8_cases() -> list[Case]:
     found = []
     for name, n, k, o in (("one-row", 1, 96, 64), ("two-tiles", 70, 160, 96), ("odd-outputs", 3, 128, 72),
-                          ("no-rows", 0, 64, 32), ("several", 5, 384, 192)):  # fmt: skip
+                          ("no-rows", 0, 64, 32), ("several", 5, 384, 192), ("even-5", 5, 512, 128),
+                          ("even-20", 20, 256, 64), ("even-70", 70, 128, 128)):  # fmt: skip
         for dtype in (_BF16, _FP32):
             make = partial(_fp8, n=n, k=k, o=o, dtype=dtype)
             found.append(Case("fp8_linear", f"{name}-{_word(dtype)}", make))
-    found.append(Case("fp8_linear", "nan", partial(_fp8, n=3, k=96, o=64, dtype=_BF16, spoilt=True)))
+    for spoilt, n in (("values", 3), ("weight", 3), ("weight", 20)):
+        make = partial(_fp8, n=n, k=96, o=64, dtype=_BF16, spoilt=spoilt)
+        found.append(Case("fp8_linear", f"nan-{spoilt}-{n}", make))
+    for name, k, columns in (("16", 32, range(16)), ("32", 32, range(32)), ("96", 96, range(96))):
+        found.append(Case("fp8_linear", f"every-byte-{name}", partial(_bytes, k=k, columns=columns)))
     # [wq_a; wkv], wq_a, wkv, three wkv of the draft, [wq_b; indexer.wq_b], wq_b, indexer.wq_b, wo_b; the shared expert,
-    # up and down; the draft's main_proj; the n-gram memory's wkv, a part that has the same compile-time parameters.
+    # up and down; the draft's main_proj; the n-gram memory's wkv, a part of it. All have the same variants, of which
+    # there is one for a few rows, for some and for many.
     widths = (5120, 1792), (5120, 1280), (5120, 512), (5120, 1536), (1280, 36864), (1280, 32768), (1280, 4096)
     for k, o in (*widths, (8192, 5120), (5120, 4608), (2304, 5120), (15360, 5120), (6144, 8192)):
-        for n in (3, 2048):
+        for n in (3, 40, 2048):
             make = partial(_fp8, n=n, k=k, o=o, dtype=_BF16)
-            found.append(Case("fp8_linear", f"{k}-{o}-{n}-rows", make, large=True, engine=n == 3))
+            engine = n == 3 or (k, o) == (1280, 4096)
+            found.append(Case("fp8_linear", f"{k}-{o}-{n}-rows", make, large=True, engine=engine))
     return found
 
 
@@ -70,7 +98,7 @@ def _grouped_cases() -> list[Case]:
     for name, n, groups, k, o in (("one-row", 1, 3, 64, 32), ("two-tiles", 67, 2, 96, 96), ("no-rows", 0, 2, 32, 32)):
         make = partial(_fp8, n=n, groups=groups, k=k, o=o, dtype=_BF16)
         found.append(Case("fp8_grouped_linear", name, make))
-    for n in (3, 2048):
+    for n in (3, 40, 2048):
         make = partial(_fp8, n=n, groups=8, k=4096, o=1024, dtype=_BF16)
         found.append(Case("fp8_grouped_linear", f"wo-a-{n}-rows", make, large=True, engine=n == 3))
     return found

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from deepinfer.ops.cases.noise import noise
@@ -10,9 +12,14 @@ from deepinfer.ops.tolerance import Tolerance
 
 # Sums here stay below 4 while they grow, and each of up to 15360 / 16 steps of a tensor core may cut off 2^-23 of that.
 _SUMS = 5e-4
+GROUP = 32
+"""Columns that share a scale."""
 BF16_PRODUCT = Tolerance(absolute=_SUMS, relative=2**-7)
 """One step of bfloat16, and what float32 sums differ by in another order."""
 FP32_PRODUCT = Tolerance(absolute=_SUMS, relative=2**-16)
+
+SAME_NUMBERS = Tolerance(absolute=2.0**-149)
+"""Exact, but for the sign of a zero."""
 
 
 def rows(generator: torch.Generator, *shape: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -23,6 +30,13 @@ def rows(generator: torch.Generator, *shape: int) -> tuple[torch.Tensor, torch.T
         x[1] *= 3.0
         x[2] = 0.0
     return quantize(x, "e4m3", 32, True, "ue8m0")
+
+
+def unit_rows(columns: Sequence[int], k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Activations e4m3 [n, k] and uint8 [n, k / 32]: row i is 1 in columns[i] and 0 elsewhere."""
+    codes = torch.zeros(len(columns), k, dtype=torch.uint8)
+    codes[torch.arange(len(columns)), torch.as_tensor(columns)] = 0x38
+    return codes.view(torch.float8_e4m3fn), torch.full((len(columns), k // GROUP), 127, dtype=torch.uint8)
 
 
 def fp8_weight(generator: torch.Generator, o: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -10,12 +10,17 @@ import triton.language as tl
 
 from deepinfer.ops.dispatch import Kernel
 from deepinfer.ops.launch import cdiv, launch, next_power_of_2
-from deepinfer.ops.triton.product import BLOCK_K, BLOCK_M, WARPS, fp4_tile, fp8_tile, rounded_like
+from deepinfer.ops.triton.early import await_inputs
+from deepinfer.ops.triton.product import rounded_like
 from deepinfer.ops.triton.quantize import narrow, widen
+from deepinfer.ops.triton.weight_product import ROW_COLUMNS, Tiles, decode_row, decoded, weight_sums
 
 _BLOCK = 128
 _CHUNK = 1024
-_COLUMNS = 64
+_TILES = 16
+"""Of the table of tiles, which one program writes."""
+_FEW = Tiles(m=64, n=16, k=256, warps=4, stages=3, registers=128)
+_MANY = Tiles(m=128, n=64, k=64, warps=4, stages=4)
 
 
 @triton.jit
@@ -96,49 +101,79 @@ def expert_order(experts: int) -> Kernel:
     return run
 
 
-@triton.jit
-def _tile_of(offsets, positions, experts, tile, BLOCK_M: tl.constexpr, BUCKETS: tl.constexpr):
-    """The tile-th tile of all experts' positions: (its expert, where it begins, where its expert's positions end).
+@triton.jit(do_not_specialize=["rows", "positions", "tiles", "groups"])
+def _prepare(
+    values, scales, x, offsets, table, rows, positions, tiles, experts, groups,
+    N: tl.constexpr, BUCKETS: tl.constexpr, TILES: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Rows as `decode_row` writes them, and behind their programs those that write the table of tiles."""
+    await_inputs()
+    parts = (groups * 32 + COLUMNS - 1) // COLUMNS
+    program = tl.program_id(0)
+    if program < rows * parts:
+        decode_row(values, scales, x, (program // parts).to(tl.int64), program % parts, groups, True, COLUMNS)
+    else:
+        _write_tiles(offsets, table, program - rows * parts, positions, tiles, experts, N, BUCKETS, TILES)
 
-    Behind the last expert's tiles come those of the positions of none, whose expert is `experts`; then there is none.
+
+@triton.jit
+def _write_tiles(
+    offsets, table, program, positions, tiles, experts, N: tl.constexpr, BUCKETS: tl.constexpr, TILES: tl.constexpr
+):  # fmt: skip
+    """table[tile] = (its expert, where it begins, where its expert's positions end, nothing), TILES a program.
+
+    A tile is of N positions. Behind the last expert's tiles come those of the positions of none, whose expert is
+    `experts`; then those of no positions, which end where they begin.
     """
     bucket = tl.arange(0, BUCKETS)
     begin = tl.load(offsets + bucket, mask=bucket <= experts, other=0)
     end = tl.load(offsets + bucket + 1, mask=bucket < experts, other=0)
     begin = tl.minimum(tl.maximum(begin, 0), positions)
     end = tl.minimum(tl.where(bucket == experts, positions, end), positions)
-    tiles = tl.where(bucket <= experts, tl.maximum(end - begin + BLOCK_M - 1, 0) // BLOCK_M, 0)
-    upto = tl.cumsum(tiles, axis=0)
-    expert = tl.sum((upto <= tile).to(tl.int32), axis=0)
-    own = bucket == expert
-    first = tl.sum(tl.where(own, begin - (upto - tiles) * BLOCK_M, 0), axis=0) + tile * BLOCK_M
-    return expert, first, tl.sum(tl.where(own, end, 0), axis=0)
+    count = tl.where(bucket <= experts, tl.maximum(end - begin + N - 1, 0) // N, 0)
+    upto = tl.cumsum(count, axis=0)
+    tile = program * TILES + tl.arange(0, TILES)
+    own = ((upto - count)[None, :] <= tile[:, None]) & (upto[None, :] > tile[:, None])
+    expert = tl.sum(tl.where(own, bucket[None, :], 0), axis=1)
+    first = tl.sum(tl.where(own, (begin - (upto - count) * N)[None, :], 0), axis=1) + tile * N
+    last = tl.sum(tl.where(own, end[None, :], 0), axis=1)
+    there = last > 0
+    mask = tile < tiles
+    tl.store(table + tile * 4, tl.where(there, expert, experts), mask=mask)
+    tl.store(table + tile * 4 + 1, tl.where(there, first, 0), mask=mask)
+    tl.store(table + tile * 4 + 2, last, mask=mask)
 
 
-@triton.jit(do_not_specialize=["rows_there", "positions"])
+@triton.jit(do_not_specialize=["rows_there", "units"])
 def _expert_linear(
-    values, scales, rows, offsets, weight, weight_scales, out,
-    rows_there, positions, experts, outputs, weight_stride, scale_stride,
-    DEPTH: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BUCKETS: tl.constexpr,
+    x, rows, table, weight, weight_scales, out, rows_there, experts, outputs, units, weight_stride, scale_stride,
+    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, EVEN: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
-    expert, first, end = _tile_of(offsets, positions, experts, tl.program_id(1), BLOCK_M, BUCKETS)
-    position = first + tl.arange(0, BLOCK_M)
-    inside = position < end
-    column = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    sums = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    if expert < experts:
-        row = tl.load(rows + position, mask=inside, other=-1)
-        live = (row >= 0) & (row < rows_there)
-        row = row.to(tl.int64)
-        own = weight + expert.to(tl.int64) * weight_stride
-        own_scales = weight_scales + expert.to(tl.int64) * scale_stride
-        for start in range(0, DEPTH, BLOCK_K):
-            a = fp8_tile(values, scales, row, live, start, DEPTH, 1, BLOCK_M, BLOCK_K)
-            b = fp4_tile(own, own_scales, column.to(tl.int64), column < outputs, start, DEPTH, BLOCK_N, BLOCK_K)
-            sums = tl.dot(a, tl.trans(b), sums)
-        sums = tl.where(live[:, None], sums, 0.0)
-    mask = inside[:, None] & (column < outputs)[None, :]
-    tl.store(out + position.to(tl.int64)[:, None] * outputs + column[None, :], rounded_like(out, sums), mask=mask)
+    await_inputs()
+    own = table + tl.program_id(1) * 4
+    expert, first, end = tl.load(own), tl.load(own + 1), tl.load(own + 2)
+    if first < end:
+        position = first + tl.arange(0, N)
+        inside = position < end
+        column = tl.program_id(0) * M + tl.arange(0, M)
+        mask = inside[None, :] & (column < outputs)[:, None]
+        target = out + position.to(tl.int64)[None, :] * outputs + column[:, None]
+        if expert < experts:
+            row = tl.load(rows + position, mask=inside, other=-1)
+            live = (row >= 0) & (row < rows_there)
+            sums = weight_sums(
+                x, row.to(tl.int64), live,
+                weight + expert.to(tl.int64) * weight_stride, weight_scales + expert.to(tl.int64) * scale_stride,
+                column, column < outputs, units, True, 1, EVEN, AHEAD, M, N, K,
+            )  # fmt: skip
+            tl.store(target, rounded_like(out, tl.where(live[None, :], sums, 0.0)), mask=mask)
+        else:
+            tl.store(target, rounded_like(out, tl.zeros([M, N], tl.float32)), mask=mask)
+
+
+def expert_tiles(positions: int, experts: int) -> Tiles:
+    """For so many positions of so many experts: few rows an expert at a time, or many."""
+    return _FEW if positions <= _FEW.n * experts else _MANY
 
 
 @functools.cache
@@ -155,15 +190,21 @@ def expert_linear(experts: int, o: int, k: int) -> Kernel:
         weight_scales: torch.Tensor,
         out: torch.Tensor,
     ) -> None:
-        positions = rows.shape[0]
+        positions, there = rows.shape[0], values.shape[0]
+        tiles = expert_tiles(positions, experts)
         # Every expert, and the positions of none, may leave one tile partly filled; none is empty.
-        tiles = min(positions, positions // BLOCK_M + experts + 1)
+        count = min(positions, positions // tiles.n + experts + 1)
+        x = decoded(there, k, values.device)
+        table = torch.empty((count, 4), dtype=torch.int32, device=values.device)
         launch(
-            _expert_linear, (cdiv(o, _COLUMNS), tiles),
-            values.view(torch.uint8), scales, rows, offsets, weight.view(torch.uint8), weight_scales, out,
-            values.shape[0], positions, experts, o, weight.stride(0), weight_scales.stride(0),
-            DEPTH=k, BLOCK_M=BLOCK_M, BLOCK_N=_COLUMNS, BLOCK_K=BLOCK_K, BUCKETS=buckets,
-            num_warps=WARPS, num_stages=3,
+            _prepare, (there * cdiv(k, ROW_COLUMNS) + cdiv(count, _TILES),), values.view(torch.uint8), scales, x,
+            offsets, table, there, positions, count, experts, k // 32,
+            N=tiles.n, BUCKETS=buckets, TILES=_TILES, COLUMNS=ROW_COLUMNS, launch_pdl=True,
+        )  # fmt: skip
+        launch(
+            _expert_linear, (cdiv(o, tiles.m), count), x, rows, table, weight.view(torch.int16), weight_scales, out,
+            there, experts, o, tiles.units(o, k), weight.stride(0) // 2, weight_scales.stride(0),
+            **tiles.constants(o, k),
         )  # fmt: skip
 
     return run

@@ -1,6 +1,6 @@
 """Products with the model's weights in Triton (model_spec 2.3, 3.0, 3.3).
 
-Weights are dequantised in registers, tile by tile. Tiles and the order of sums depend on the weight's sizes alone.
+The order of sums depends on the weight's sizes alone: tiles that depend on the number of rows too give the same bits.
 """
 
 from __future__ import annotations
@@ -13,30 +13,43 @@ import triton.language as tl
 
 from deepinfer.ops.dispatch import Kernel
 from deepinfer.ops.launch import cdiv, launch
-from deepinfer.ops.triton.product import BLOCK_K, BLOCK_M, WARPS, bf16_tile, fp8_tile, rounded_like
+from deepinfer.ops.triton.early import await_inputs
+from deepinfer.ops.triton.product import BLOCK_M, WARPS, bf16_tile, rounded_like
+from deepinfer.ops.triton.weight_product import ROW_COLUMNS, Tiles, decode_row, decoded, weight_sums
 
 _WIDE = 8192
 """From so many outputs on there are programs enough for tiles of 128 columns."""
+_FEW = Tiles(m=64, n=16, k=256, warps=4, stages=4)
+_SOME = Tiles(m=64, n=64, k=128, warps=4, stages=4)
+_MANY = Tiles(m=128, n=128, k=64, warps=8, stages=4)
 
 
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit(do_not_specialize=["groups"])
+def _decode_rows(values, scales, x, groups, COLUMNS: tl.constexpr):
+    await_inputs()
+    decode_row(values, scales, x, tl.program_id(0).to(tl.int64), tl.program_id(1), groups, False, COLUMNS)
+
+
+@triton.jit(do_not_specialize=["rows", "units"])
 def _fp8_linear(
-    values, scales, weight, weight_scales, out, rows, outputs,
-    DEPTH: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    x, weight, weight_scales, out, rows, outputs, units,
+    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, EVEN: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
+    await_inputs()
     # The third axis is the group: its part of every row, and its rows of the weight.
     group = tl.program_id(2)
-    row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    column = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    column = tl.program_id(0) * M + tl.arange(0, M)
+    row = tl.program_id(1) * N + tl.arange(0, N)
     part = row.to(tl.int64) * tl.num_programs(2) + group
-    own = group.to(tl.int64) * outputs + column
-    sums = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    for start in range(0, DEPTH, BLOCK_K):
-        a = fp8_tile(values, scales, part, row < rows, start, DEPTH, 1, BLOCK_M, BLOCK_K)
-        b = fp8_tile(weight, weight_scales, own, column < outputs, start, DEPTH, 32, BLOCK_N, BLOCK_K)
-        sums = tl.dot(a, tl.trans(b), sums)
-    mask = (row < rows)[:, None] & (column < outputs)[None, :]
-    tl.store(out + part[:, None] * outputs + column[None, :], rounded_like(out, sums), mask=mask)
+    # A group begins at a multiple of 32 rows, where there are several.
+    depth = units * (K if EVEN else 32)
+    first = group.to(tl.int64) * outputs
+    sums = weight_sums(
+        x, part, row < rows, weight + first * (depth // 4), weight_scales + first // 32 * (depth // 32),
+        column, column < outputs, units, False, 32, EVEN, AHEAD, M, N, K,
+    )  # fmt: skip
+    mask = (row < rows)[None, :] & (column < outputs)[:, None]
+    tl.store(out + part[None, :] * outputs + column[:, None], rounded_like(out, sums), mask=mask)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -60,8 +73,9 @@ def _bf16_linear(
     tl.store(target, rounded_like(out, sums), mask=mask)
 
 
-def _columns(outputs: int) -> int:
-    return 128 if outputs >= _WIDE else 64
+def fp8_tiles(rows: int) -> Tiles:
+    """For products of so many rows."""
+    return _FEW if rows <= _FEW.n else _SOME if rows <= _SOME.n else _MANY
 
 
 @functools.cache
@@ -77,8 +91,6 @@ def fp8_grouped_linear(groups: int, o: int, k: int) -> Kernel:
 
 
 def _fp8(groups: int, o: int, k: int) -> Kernel:
-    columns = _columns(o)
-
     def run(
         values: torch.Tensor,
         scales: torch.Tensor,
@@ -87,13 +99,22 @@ def _fp8(groups: int, o: int, k: int) -> Kernel:
         out: torch.Tensor,
     ) -> None:
         rows = out.shape[0]
+        tiles = fp8_tiles(rows)
+        x = decoded(rows * groups, k, values.device)
         launch(
-            _fp8_linear, (cdiv(rows, BLOCK_M), cdiv(o, columns), groups),
-            values.view(torch.uint8), scales, weight.view(torch.uint8), weight_scales, out, rows, o,
-            DEPTH=k, BLOCK_M=BLOCK_M, BLOCK_N=columns, BLOCK_K=BLOCK_K, num_warps=WARPS, num_stages=3,
+            _decode_rows, (rows * groups, cdiv(k, ROW_COLUMNS)), values.view(torch.uint8), scales, x, k // 32,
+            COLUMNS=ROW_COLUMNS, launch_pdl=True,
+        )  # fmt: skip
+        launch(
+            _fp8_linear, (cdiv(o, tiles.m), cdiv(rows, tiles.n), groups),
+            x, weight.view(torch.int32), weight_scales, out, rows, o, tiles.units(o, k), **tiles.constants(o, k),
         )  # fmt: skip
 
     return run
+
+
+def _columns(outputs: int) -> int:
+    return 128 if outputs >= _WIDE else 64
 
 
 @functools.cache

@@ -1,7 +1,8 @@
 """What kernels with products share: tiles of quantised rows as operands of tl.dot (model_spec 2.3, 6.10).
 
 A dequantised value is exact in bfloat16. The interpreter's product of bfloat16 is wrong, so it gets float32.
-Tiles are at least 64 wide and belong to 8 warps: smaller ones have been read wrongly on Hopper by Triton 3.7.1.
+Tiles of kernels with several products are at least 64 wide and belong to 8 warps: smaller ones have been read wrongly
+on Hopper by Triton 3.7.1.
 """
 
 from __future__ import annotations
@@ -9,11 +10,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from deepinfer.ops.triton.quantize import INTERPRETED, decode_e4m3, decode_ue8m0, narrow, spread, unpack_e2m1, widen
+from deepinfer.ops.triton.quantize import INTERPRETED, decode_ue8m0, narrow, spread, unpack_e2m1, widen
 
 WARPS = 8
 BLOCK_M = 64
-BLOCK_K = 128
 
 
 @triton.jit
@@ -35,18 +35,6 @@ def group_scales(scales, row, live, START, DEPTH: tl.constexpr, ROWS: tl.constex
     mask = live[:, None] & (group < DEPTH // 32)[None, :]
     codes = tl.load(scales + row[:, None] * (DEPTH // 32) + group[None, :], mask=mask, other=0)
     return spread(decode_ue8m0(codes), ROWS, BLOCK, 32)
-
-
-@triton.jit
-def fp8_tile(
-    values, scales, row, live, START,
-    DEPTH: tl.constexpr, SHARED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Columns from START on of e4m3 rows (as uint8) with a scale per SHARED rows and 32 columns: [ROWS, BLOCK]."""
-    column = START + tl.arange(0, BLOCK)
-    mask = live[:, None] & (column < DEPTH)[None, :]
-    codes = tl.load(values + row[:, None] * DEPTH + column[None, :], mask=mask, other=0)
-    return operand(decode_e4m3(codes) * group_scales(scales, row // SHARED, live, START, DEPTH, ROWS, BLOCK))
 
 
 @triton.jit
