@@ -26,6 +26,8 @@ _FULL = 8
 """Programs for each multiprocessor among which rows are shared out."""
 _LISTING, _NARROWING = 3, 2
 """Programs that each multiprocessor has room for, in the passes over queued rows: more would only start in vain."""
+_KEPT = 5
+"""Chunks for each multiprocessor that the first pass keeps in the L2 cache: 21 of an H200's 50 MB."""
 _BRACKETS = 4 * (COARSE + 1)
 _BINS = next_power_of_2(SPLIT.value * COARSE)
 
@@ -138,7 +140,8 @@ def _filter(
     s = scratch
     launch(
         chunk_sums, (rows * chunks,), logits, stride8, *heat, *limits[2:], s.partial, s.bins, s.sums, s.lanes, s.groups,
-        s.counts, width, chunks, CHUNK=plan.chunk, LANES=plan.lanes, BINS=_BINS, GROUPS=plan.groups, **exact,
+        s.counts, width, chunks, _KEPT * many,
+        CHUNK=plan.chunk, LANES=plan.lanes, BINS=_BINS, GROUPS=plan.groups, **exact,
     )  # fmt: skip
     launch(
         row_sums, (rows,), *heat, *limits, s.partial, s.facts, s.states, s.brackets, workspace, s.groups, s.counts,

@@ -14,7 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from deepinfer.ops.triton.early import await_inputs
+from deepinfer.ops.triton.early import await_inputs, let_next_start
 from deepinfer.ops.triton.sample_values import (
     FINE,
     LOWEST_ORDER,
@@ -107,6 +107,7 @@ def list_bounded(
     A value of a thousand is one. Nothing but that is done here, and no thread waits for another, so that the pass is
     as fast as memory.
     """
+    let_next_start()
     await_inputs()
     many = tl.load(counts)
     if many == 0:
@@ -149,6 +150,7 @@ def split_bracket(
     FILL: tl.constexpr,
 ):
     """Pass `step` over the rows of the second queue: packed sums of all values from each pivot on."""
+    let_next_start()
     await_inputs()
     many = tl.load(counts + 1)
     if many == 0:
@@ -214,6 +216,7 @@ def collect(
 
     For the rows of the second queue. The list is in any order: what is made of it are sums of whole numbers.
     """
+    let_next_start()
     await_inputs()
     many = tl.load(counts + 1)
     if many == 0:

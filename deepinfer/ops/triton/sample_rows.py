@@ -17,7 +17,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from deepinfer.ops.triton.early import await_inputs
+from deepinfer.ops.triton.early import await_inputs, let_next_start
 from deepinfer.ops.triton.quantize import INTERPRETED
 from deepinfer.ops.triton.sample_values import (
     BOUNDED,
@@ -44,7 +44,7 @@ def exponentials(x, base, inverse, NORMAL: tl.constexpr):
     return tl.exp(scaled)
 
 
-@triton.jit(do_not_specialize=["stride8", "t_stride", "k_stride", "chunks"])
+@triton.jit(do_not_specialize=["stride8", "t_stride", "k_stride", "chunks", "kept"])
 def chunk_sums(
     logits,
     stride8,
@@ -60,6 +60,7 @@ def chunk_sums(
     counts,
     width,
     chunks,
+    kept,
     CHUNK: tl.constexpr,
     LANES: tl.constexpr,
     BINS: tl.constexpr,
@@ -67,6 +68,7 @@ def chunk_sums(
 ):
     """Largest value, smallest finite one, and sum of exponentials of each chunk; the row's scratch is zeroed.
 
+    kept: so many chunks, the last ones, stay in the L2 cache for the pass that writes, which begins with them.
     GROUPS: that the chunk is dealt to, each thread's values one, for their largest ones (`bound_of`); 0 for none. They
     are stored where the row has a top-k.
     """
@@ -77,8 +79,10 @@ def chunk_sums(
     source = logits + row * (stride8.to(tl.int64) * 8) + chunk * CHUNK
     left = width - chunk * CHUNK
     await_inputs()
-    if left >= CHUNK:  # noqa: SIM108  # Triton's own expression of a condition would ask for both
-        x = tl.load(source + place)
+    if (left >= CHUNK) & (program >= tl.num_programs(0) - kept):
+        x = tl.load(source + place, eviction_policy="evict_last")
+    elif left >= CHUNK:
+        x = tl.load(source + place, eviction_policy="evict_first")
     else:
         x = tl.load(source + place, mask=place < left, other=float("-inf"))
     inverse = tl.div_rn(1.0, load_temperature(temperatures, row * t_stride))
@@ -167,6 +171,7 @@ def row_sums(
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.arange(0, CHUNKS)
     source = partial + (row * chunks + chunk) * 4
+    let_next_start()
     await_inputs()
     each = tl.load(source, mask=chunk < chunks, other=float("-inf"))
     smallest = tl.min(tl.load(source + 1, mask=chunk < chunks, other=float("inf")), 0)
