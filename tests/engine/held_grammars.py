@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -36,6 +37,14 @@ class Held:
         with self._changed:
             self._free.add(word)
             self._changed.notify_all()
+
+    @contextmanager
+    def let_soon(self) -> Iterator[None]:
+        """Let all go on a little after the block has begun."""
+        timer = threading.Timer(0.2, self.let)
+        timer.start()
+        yield
+        timer.join()
 
     def hold(self) -> None:
         """Let none go on that comes from now on."""

@@ -149,10 +149,8 @@ def test_a_step_waits_where_nothing_else_is_to_be_done_and_wake_ends_that(held: 
     timer.join()
     running.wake()
     assert running.step() == []
-    opener = threading.Timer(0.05, held.let)
-    opener.start()
-    assert len(running.step()) == 1, "it waited for the grammar"
-    opener.join()
+    with held.let_soon():
+        assert len(running.step()) == 1, "it waited for the grammar"
 
 
 def test_closing_ends_all_and_leaves_no_thread(held: Held) -> None:
@@ -162,8 +160,8 @@ def test_closing_ends_all_and_leaves_no_thread(held: Held) -> None:
     running.add(Request(prompt(20, 5), greedy(6)))
     running.step()
     held.wait_begun(2)
-    held.let()
-    running.close()
+    with held.let_soon():  # when it is being closed
+        running.close()
     running.close()
     assert not threads() and running.held == (0, 0) and not running.has_work and len(held.begun) == 2
     with pytest.raises(RuntimeError, match="was closed"):
@@ -178,10 +176,8 @@ def test_an_llm_keeps_the_order_of_prompts_and_tells_of_one_that_failed(held: He
         params = [SamplingParams(max_tokens=8, seed=1, structure=one) for one in (first, NO_TEXT, second, None)]
         held.let("two")
         held.let("root")
-        opener = threading.Timer(0.3, held.let)
-        opener.start()
-        texts = [one.outputs[0] for one in llm.generate(["a", "b", "c", "d"], params)]
-        opener.join()
+        with held.let_soon():
+            texts = [one.outputs[0] for one in llm.generate(["a", "b", "c", "d"], params)]
     assert (texts[0].text[:3], texts[1].error, texts[2].text[:3]) == ("one", WHY_NONE, "two")
     assert [one.finish_reason for one in texts] == ["stop", "error", "stop", texts[3].finish_reason] and not threads()
     with pytest.raises(RuntimeError, match="was closed"):

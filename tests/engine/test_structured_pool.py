@@ -205,8 +205,8 @@ def test_no_thread_is_left_when_the_pool_is_closed_or_has_nothing_to_do(compiler
     pool = CompilePool(compiler)
     asked = [pool.compile(regex(f"c{index}")) for index in range(THREADS + 1)]
     held.wait_begun(THREADS)
-    held.let()
-    pool.close()
+    with held.let_soon():  # when it is being closed
+        pool.close()
     assert not threads() and [one.done for one in asked] == [True] * THREADS + [False]
     known = weakref.ref(pool)
     del pool
