@@ -21,8 +21,12 @@ from deepinfer.ops.tolerance import as_bits
 from deepinfer.reference.layers import Mix, mix, mixed, post, rms_norm
 from deepinfer.reference.precision import Precision, Tensor
 from deepinfer.reference.weights import Weights
+from tests.ops.compiler import CACHE_FOLDER
 from tests.ops.narrow import f32
+from tests.ops.test_variants import VERSIONS, needs_build
 from tests.ops.three_ways import Interpreted, agrees_in_the_interpreter, agrees_on_a_gpu, every_case, small_cases
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @small_cases("hyper")
@@ -179,7 +183,7 @@ def test_few_rows_and_many_add_up_in_the_same_order() -> None:
     """In a process of its own, as Triton is told at its import that it interprets."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", "tests.ops.hyper_interpreted"],
-        cwd=Path(__file__).resolve().parents[2],
+        cwd=ROOT,
         env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
@@ -187,6 +191,42 @@ def test_few_rows_and_many_add_up_in_the_same_order() -> None:
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert json.loads(done.stdout) == []
+
+
+@needs_build
+@pytest.mark.parametrize("version", VERSIONS)
+def test_no_tile_settles_the_order_of_a_sum(version: str) -> None:
+    """Sums over an axis are of two numbers, and products are made by one instruction from zero, for few rows and many.
+
+    In a process of its own, which takes another Triton.
+    """
+    from build import cache
+    from build.triton_versions import triton_dir
+
+    own = {
+        "PYTHONPATH": os.pathsep.join([str(triton_dir(version)), str(ROOT)]),
+        "TRITON_CACHE_DIR": str(cache.folder(f"{CACHE_FOLDER}/triton-{version}")),
+        "OMP_NUM_THREADS": "1",
+    }
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "tests.ops.hyper_compiled"],
+        cwd=ROOT,
+        env=environment | own,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    told = json.loads(done.stdout)
+    assert told["triton"] == version
+    assert [one["kernel"] for one in told["kernels"]] == ["spread", "finish"] * 4
+    assert {count for one in told["kernels"] for count in one["addends"]} == {2}
+    first, *others = [one for one in told["kernels"] if one["kernel"] == "spread"]
+    assert len(first["instructions of products"]) == 1 and first["products"] == 3
+    assert first["products onto a sum"] == first["fused additions"] == 0 and len(first["addends"]) == 10
+    alike = set(first) - {"rows", "after a sub-layer"}
+    assert [{key: one[key] for key in alike} for one in others] == [{key: first[key] for key in alike}] * 3
 
 
 @pytest.mark.gpu

@@ -2,6 +2,7 @@
 
 Whatever the batch, a row's sums are made of blocks of 32 columns of all four streams, and the blocks are added in an
 order that the width alone settles: those of a part one after the other, then the 16 parts by halving (`add_parts`).
+A block's squares are added two by two (`_sum_of_columns`).
 A product has the outputs as its rows: 32 are too few for Hopper's own instruction (64), so that tiles of all sizes
 are multiplied by the same one, in the same order.
 """
@@ -79,6 +80,16 @@ def _product(weights, value, ROWS: tl.constexpr):
 
 
 @triton.jit
+def _sum_of_columns(value, ROWS: tl.constexpr):
+    """[ROWS, BLOCK] -> [ROWS], neighbours first: the five axes' sums are of two numbers each, so of one addition. A sum
+    of all columns at once would be in an order that a thread's number of columns decides, and the tile decides that.
+    """
+    value = tl.reshape(value, (ROWS, 2, 2, 2, 2, 2))
+    value = tl.sum(tl.sum(tl.sum(value, axis=5), axis=4), axis=3)
+    return tl.sum(tl.sum(value, axis=2), axis=1)
+
+
+@triton.jit
 def _block(
     trunk, given, place, fn, into, shares, trunk_out, mask, wanted,
     D: tl.constexpr, POST: tl.constexpr, ROWS: tl.constexpr,
@@ -106,7 +117,7 @@ def _block(
     h = rounded(((shares[0] * v0 + shares[1] * v1) + shares[2] * v2) + shares[3] * v3)
     squares = ((v0 * v0 + v1 * v1) + v2 * v2) + v3 * v3
     found = _product(_joined(w0, w1, w2, w3, LINE), _upper(_joined(v0, v1, v2, v3, ROWS)), ROWS)
-    return h, found, tl.sum(squares, axis=1)
+    return h, found, _sum_of_columns(squares, ROWS)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -151,7 +162,7 @@ def spread(
         tl.store(mixed + row * D + column, _upper(h), mask=mask)
         total += found
         trunk_squares += of_trunk
-        mix_squares += tl.sum(h * h, axis=1)
+        mix_squares += _sum_of_columns(h * h, ROWS)
     place = some * tl.num_programs(1) + part
     tl.store(products + place[None, :] * LINE + line, total, mask=known[None, :] & (line != SQUARES))
     tl.store(products + place * LINE + SQUARES, trunk_squares, mask=known)
