@@ -57,9 +57,30 @@ def _inputs(n: int, device: str = "cpu", k: int = 160, o: int = 96) -> list[torc
     return [one.to(device) for one in (values[:n], scales[:n], weight, weight_scales)]
 
 
+def test_tiles_are_large_where_they_are_enough_for_half_of_the_device() -> None:
+    from deepinfer.ops.triton.linear import fp8_tiles
+
+    def columns(rows: int, outputs: int, groups: int = 1, processors: int = 132) -> int:
+        return fp8_tiles(rows, outputs, groups, processors).n
+
+    assert [columns(rows, 1792) for rows in (1, 16, 17, 64, 65, 256, 512, 640, 4096)] == [16, 16, *[64] * 5, 128, 128]
+    assert [columns(rows, 36864) for rows in (16, 17, 64, 65, 4096)] == [16, 64, 64, 128, 128]
+    assert [columns(256, 5120, groups, processors) for groups, processors in ((1, 132), (1, 161), (8, 161))] == [
+        128, 64, 128,
+    ]  # fmt: skip
+    assert all(columns(4096, outputs) == 128 for outputs in (512, 1280, 1536, 1792, 4096, 4608, 5120))
+
+
 @pytest.mark.gpu
+@pytest.mark.parametrize("processors", [2, 10_000])
 @pytest.mark.parametrize(("k", "o"), [(160, 96), (512, 128), (1280, 512)])
-def test_a_row_has_the_same_bits_alone_and_in_any_batch(k: int, o: int) -> None:
+def test_a_row_has_the_same_bits_alone_and_in_any_batch(
+    k: int, o: int, processors: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """processors: with 2 there are enough large tiles for any device, with 10 000 for none."""
+    from deepinfer.ops.triton import linear
+
+    monkeypatch.setattr(linear, "multiprocessors", lambda device: processors)
     values, scales, weight, weight_scales = _inputs(130, "cuda", k, o)
     for dtype in (torch.bfloat16, torch.float32):
         with using("triton"):

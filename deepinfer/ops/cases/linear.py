@@ -79,14 +79,14 @@ def _fp8_cases() -> list[Case]:
     for spoilt, n in (("values", 3), ("weight", 3), ("weight", 20)):
         make = partial(_fp8, n=n, k=96, o=64, dtype=_BF16, spoilt=spoilt)
         found.append(Case("fp8_linear", f"nan-{spoilt}-{n}", make))
-    for name, k, columns in (("16", 32, range(16)), ("32", 32, range(32)), ("96", 96, range(96))):
+    for name, k, columns in (("16", 32, range(16)), ("32", 32, range(32)), ("160", 160, range(160))):
         found.append(Case("fp8_linear", f"every-byte-{name}", partial(_bytes, k=k, columns=columns)))
     # [wq_a; wkv], wq_a, wkv, three wkv of the draft, [wq_b; indexer.wq_b], wq_b, indexer.wq_b, wo_b; the shared expert,
     # up and down; the draft's main_proj; the n-gram memory's wkv, a part of it. All have the same variants, of which
-    # there is one for a few rows, for some and for many.
+    # there is one for a few rows, for some and for many. 200 rows are some where outputs are few.
     widths = (5120, 1792), (5120, 1280), (5120, 512), (5120, 1536), (1280, 36864), (1280, 32768), (1280, 4096)
     for k, o in (*widths, (8192, 5120), (5120, 4608), (2304, 5120), (15360, 5120), (6144, 8192)):
-        for n in (3, 40, 2048):
+        for n in (3, 40, 200, 2048):
             make = partial(_fp8, n=n, k=k, o=o, dtype=_BF16)
             engine = n == 3 or (k, o) == (1280, 4096)
             found.append(Case("fp8_linear", f"{k}-{o}-{n}-rows", make, large=True, engine=engine))

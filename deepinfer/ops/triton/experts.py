@@ -20,7 +20,7 @@ _CHUNK = 1024
 _TILES = 16
 """Of the table of tiles, which one program writes."""
 _FEW = Tiles(m=64, n=16, k=256, warps=4, stages=3, registers=128)
-_MANY = Tiles(m=128, n=64, k=64, warps=4, stages=4)
+_MANY = Tiles(m=128, n=64, k=64, warps=4, stages=4, registers=168)
 
 
 @triton.jit

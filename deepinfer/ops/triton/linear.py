@@ -1,6 +1,7 @@
 """Products with the model's weights in Triton (model_spec 2.3, 3.0, 3.3).
 
-The order of sums depends on the weight's sizes alone: tiles that depend on the number of rows too give the same bits.
+The order of sums depends on the weight's sizes alone: tiles that depend on the number of rows and on the device too
+give the same bits.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import triton
 import triton.language as tl
 
 from deepinfer.ops.dispatch import Kernel
-from deepinfer.ops.launch import cdiv, launch
+from deepinfer.ops.launch import cdiv, launch, multiprocessors
 from deepinfer.ops.triton.early import await_inputs
 from deepinfer.ops.triton.product import BLOCK_M, WARPS, bf16_tile, rounded_like
 from deepinfer.ops.triton.weight_product import ROW_COLUMNS, Tiles, decode_row, decoded, weight_sums
@@ -73,9 +74,16 @@ def _bf16_linear(
     tl.store(target, rounded_like(out, sums), mask=mask)
 
 
-def fp8_tiles(rows: int) -> Tiles:
-    """For products of so many rows."""
-    return _FEW if rows <= _FEW.n else _SOME if rows <= _SOME.n else _MANY
+def fp8_tiles(rows: int, outputs: int, groups: int, processors: int) -> Tiles:
+    """For products of so many rows, with so many outputs a group, on a device of so many multiprocessors.
+
+    The largest tiles do the most with what is read, but take the longest one by one: not where more than half of the
+    multiprocessors would have none.
+    """
+    if rows <= _FEW.n:
+        return _FEW
+    programs = groups * cdiv(outputs, _MANY.m) * cdiv(rows, _MANY.n)
+    return _SOME if rows <= _SOME.n or 2 * programs < processors else _MANY
 
 
 @functools.cache
@@ -99,7 +107,7 @@ def _fp8(groups: int, o: int, k: int) -> Kernel:
         out: torch.Tensor,
     ) -> None:
         rows = out.shape[0]
-        tiles = fp8_tiles(rows)
+        tiles = fp8_tiles(rows, o, groups, multiprocessors(values.device))
         x = decoded(rows * groups, k, values.device)
         launch(
             _decode_rows, (rows * groups, cdiv(k, ROW_COLUMNS)), values.view(torch.uint8), scales, x, k // 32,
