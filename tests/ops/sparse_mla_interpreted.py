@@ -26,8 +26,8 @@ from deepinfer.ops.triton import softmax_step, sparse_mla_decode
 
 HEADS = 70
 WINDOW = 128
-DIVISIONS = [(1, 128), (4, 256), (99, 128)]
-"""Tiles that a program has, of the six there are, and columns of values."""
+DIVISIONS = [(1, 128), (4, 256), (99, 64), (1, 512)]
+"""Tiles that a program has, of the six there are, and columns of values; with all 512 a row is left whole."""
 Given = dict[str, torch.Tensor]
 
 

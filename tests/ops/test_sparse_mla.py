@@ -186,8 +186,43 @@ def test_interpreted_bits_do_not_depend_on_how_rows_are_divided() -> None:
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
 
 
+@pytest.mark.parametrize(
+    ("rows", "programs", "expected"),
+    [
+        (1, 132, (1, 64)),
+        (16, 132, (2, 64)),
+        (17, 132, (2, 128)),
+        (33, 132, (3, 128)),
+        (34, 132, (4, 256)),
+        (66, 132, (5, 256)),
+        (67, 132, (10, 512)),
+        (300, 132, (10, 512)),
+        (39, 78, (5, 256)),
+        (40, 78, (10, 512)),
+        (0, 132, (1, 64)),
+    ],
+)
+def test_rows_are_divided_as_far_as_all_programs_run_at_once(
+    rows: int, programs: int, expected: tuple[int, int]
+) -> None:
+    pytest.importorskip("triton")
+    from deepinfer.ops.triton.sparse_mla_decode import _division
+
+    assert _division(rows, 10, programs) == expected
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize("programs", [1, 7, 40, 10_000])
+def test_many_rows_have_the_bits_of_prefill_and_of_rows_alone() -> None:
+    one = _both("cuda", n=300)
+    with using("triton"):
+        whole = _decode(one)
+        assert as_bits(_prefill(one)).equal(as_bits(whole))
+        for few in (slice(7, 8), slice(120, 140), slice(250, 300)):
+            assert as_bits(_decode(one, few)).equal(as_bits(whole[few]))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("programs", [1, 14, 28, 56, 10_000])
 def test_bits_do_not_depend_on_how_rows_are_divided(programs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     from deepinfer.ops.triton import sparse_mla_decode
 

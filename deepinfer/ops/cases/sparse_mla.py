@@ -183,9 +183,10 @@ def _decodes() -> list[Case]:
     for name, given in kinds.items():
         make = partial(_decode, h=64, **given)
         few, many = partial(make, n=3, slots=2, blocks=12), partial(make, n=384, slots=77, blocks=1500, kind="full")
-        some = partial(make, n=80, slots=20, blocks=12)
         found.append(Case("sparse_attention_decode", f"decode-model-{name}", few, engine=True))
-        # Rows enough for programs of more columns: large, as the interpreter would take long.
-        found.append(Case("sparse_attention_decode", f"decode-model-{name}-80", some, engine=True, large=True))
+        # Rows enough for programs of more columns, and of whole rows: large, as the interpreter would take long.
+        for n in (24, 48, 96):
+            some = partial(make, n=n, slots=20, blocks=12)
+            found.append(Case("sparse_attention_decode", f"decode-model-{name}-{n}", some, engine=True, large=True))
         found.append(Case("sparse_attention_decode", f"decode-model-{name}-384", many, large=True))
     return found

@@ -1,8 +1,8 @@
 """Attention over chosen keys in Triton (model_spec 3.3, 3.7, 4.2): the kernel of prefill.
 
 A program has a row and 64 of its heads, and goes through the row's keys once: a tile of keys is read, and serves as
-keys and as values. Decode (`sparse_mla_decode`) has fewer rows, and divides them further; its tiles are the same, and
-the same keys in the same columns give the same bits.
+keys and as values. Decode (`sparse_mla_decode`) reads keys from caches, and divides rows further where they are few;
+its tiles are the same, and the same keys in the same columns give the same bits.
 """
 
 from __future__ import annotations
