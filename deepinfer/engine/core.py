@@ -74,7 +74,7 @@ class Engine:
             DeepInferError: what the request asks for is not installed.
             RuntimeError: the engine was closed.
         """
-        self._check_open()
+        self.check_open()
         name = request.request_id
         if name in self._live or name in self._changed:
             raise InputError(f"request_id {shown(name)} is of a request that is not done", next_step="give another")
@@ -110,7 +110,7 @@ class Engine:
         Raises:
             RuntimeError: the engine was closed.
         """
-        self._check_open()
+        self.check_open()
         step = self._schedule()
         if step is not None:
             try:
@@ -137,7 +137,8 @@ class Engine:
         if self._grammars is not None:
             self._grammars.close()
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
+        """RuntimeError where the engine was closed."""
         if self._closed:
             raise RuntimeError("this engine was closed: open the model again")
 

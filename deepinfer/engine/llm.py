@@ -205,8 +205,9 @@ class LLM:
         Raises:
             TypeError, ValueError: what is among the requests is none, or with `refuse`, one cannot be taken; those
                 before it are cancelled.
-            RuntimeError: another stream of this object is being read.
+            RuntimeError: it was closed, or another stream of this object is being read.
         """
+        self.engine.check_open()
         if self._streaming:
             raise RuntimeError("another stream of this LLM is being read: finish or close it first")
         if in_flight is not None and (not is_id(in_flight) or in_flight < 1):

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from deepinfer.structured_output.compiler import THREADS, check_text, name_of, text_to_compile
+from deepinfer.structured_output.exit_threads import hold_returning_threads
 
 if TYPE_CHECKING:
     from deepinfer.sampling.params import Structure
@@ -73,8 +74,7 @@ class CompilePool:
         self._queued: OrderedDict[tuple[Kind, str], Compilation] = OrderedDict()
         self._running: list[Compilation] = []
         self._kept: OrderedDict[tuple[Kind, str], Grammar] = OrderedDict()
-        # A thread that comes back from C++ while the interpreter ends would take the process down with it.
-        self._join = weakref.finalize(self, _join, self._running, longest, clock)
+        weakref.finalize(self, _leave, self._running)
 
     def compile(self, structure: Structure) -> Compilation:
         """Ask for the grammar of a structure, which is read now. `release` what is not waited for to its end.
@@ -111,12 +111,14 @@ class CompilePool:
             now = self._clock()
             for one in self._running:
                 if not one.done and now - one.started >= self._longest:
-                    one.problem = self._refusal(one, f"compiling it takes more than {self._longest:g} s")
+                    why = f"compiling it takes more than {self._longest:g} s; ask for less in one request"
+                    one.problem = self._refusal(one, why)
             self._start()
             if not all(one.done for one in self._running):
                 return
             for one in self._queued.values():
-                one.problem = self._refusal(one, "every thread that compiles is busy with another, past its time")
+                why = "every thread that compiles is busy with another one, past its time; ask again later"
+                one.problem = self._refusal(one, why)
             self._queued.clear()
 
     def wait(self) -> None:
@@ -132,10 +134,16 @@ class CompilePool:
         self._woken.set()
 
     def close(self) -> None:
-        """Compile nothing more, and wait for the threads, each for as long as a grammar may take at most."""
+        """Compile nothing more, and wait for the threads, each for as long as a grammar may take at most.
+
+        After an exception, as of Ctrl-C, call it again to wait for what is left.
+        """
         with self._lock:
             self._queued.clear()
-        self._join()
+            left = list(self._running)
+        for one in left:
+            if one.thread is not None:
+                one.thread.join(max(one.started + self._longest - self._clock(), 0.0))
 
     def _found(self, key: tuple[Kind, str]) -> Compilation | None:
         """One that is done, queued or running."""
@@ -177,18 +185,20 @@ class CompilePool:
         self._woken.set()
 
     def _keep(self, one: Compilation, grammar: Grammar, size: int) -> None:
-        """Also of one that took too long: whoever asks again gets it."""
+        """Also of one that took too long: whoever asks again gets it. One that fits nowhere drives out no others."""
         most_grammars, most_bytes = self._most
+        if size > most_bytes:
+            return
         self._kept[one.kind, one.text] = grammar
         while len(self._kept) > most_grammars or sum(kept.size for kept in self._kept.values()) > most_bytes:
             self._kept.popitem(last=False)
 
     @staticmethod
     def _refusal(one: Compilation, why: str) -> ValueError:
-        return ValueError(f"structure: the {name_of(one.kind)} cannot be taken: {why}; ask for less in one request")
+        return ValueError(f"structure: the {name_of(one.kind)} cannot be taken: {why}")
 
 
-def _join(running: list[Compilation], longest: float, clock: Callable[[], float]) -> None:
-    for one in list(running):
-        if one.thread is not None:
-            one.thread.join(max(one.started + longest - clock(), 0.0))
+def _leave(running: list[Compilation]) -> None:
+    """The process ends, and waits for nobody: the pool lives as long as its threads, so that none is left otherwise."""
+    if running:
+        hold_returning_threads()

@@ -182,6 +182,8 @@ def test_an_llm_keeps_the_order_of_prompts_and_tells_of_one_that_failed(held: He
     assert [one.finish_reason for one in texts] == ["stop", "error", "stop", texts[3].finish_reason] and not threads()
     with pytest.raises(RuntimeError, match="was closed"):
         llm.generate("a")
+    with pytest.raises(RuntimeError, match="was closed"):
+        next(llm.stream([Request("a")], refuse=False))
 
 
 def test_ask_refuses_what_compiling_finds_as_it_refuses_other_structures(

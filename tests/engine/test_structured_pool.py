@@ -105,6 +105,17 @@ def test_grammars_are_kept_within_bounds_the_last_used(
     assert [text for text in ("l1", "l2", "l3") if pool.compile(regex(text)).done] == kept
 
 
+def test_a_grammar_too_large_to_be_kept_drives_out_no_other(compiler: GrammarCompiler, held: Held) -> None:
+    held.let()
+    small, large = regex("l4"), regex("[a-z]{1,99}")
+    sizes = [compiler.compile(one).size for one in (small, large)]
+    pool = CompilePool(compiler, most_bytes=sizes[1] - 1)
+    assert sizes[0] < sizes[1]
+    for one in (small, large):
+        finished(pool, pool.compile(one))
+    assert [pool.compile(one).done for one in (small, large)] == [True, False]
+
+
 @pytest.mark.parametrize("problem", [ValueError("why"), MemoryError("none left"), RuntimeError("x"), SystemExit(3)])
 def test_whatever_a_thread_raises_comes_back(
     compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch, problem: BaseException
@@ -174,7 +185,7 @@ def test_where_every_thread_is_lost_the_others_are_told(compiler: GrammarCompile
         pool.expire()
     late = pool.compile(regex("late"))
     pool.expire()
-    assert late.done and "every thread that compiles is busy" in str(late.problem)
+    assert late.done and str(late.problem).endswith("is busy with another one, past its time; ask again later")
     assert len(threads()) == THREADS + LOST
     held.let()
     settle()
@@ -222,27 +233,63 @@ def test_wake_ends_a_wait_also_a_later_one(compiler: GrammarCompiler, held: Held
     assert not asked.done
 
 
+def test_closing_that_was_interrupted_waits_when_it_is_called_again(
+    compiler: GrammarCompiler, held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    pool = CompilePool(compiler)
+    for text in ("i1", "i2"):
+        pool.compile(regex(text))
+    held.wait_begun(THREADS)
+    with monkeypatch.context() as patch:
+        patch.setattr("threading.Thread.join", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            pool.close()
+    with held.let_soon():
+        pool.close()
+    assert not threads()
+
+
 LEAVE = """
+import os, pathlib, sys, threading, time
 from deepinfer.sampling import Structure
 from deepinfer.structured_output import CompilePool, GrammarCompiler
-import threading, time
+os.cpu_count = lambda: 1
 class Letters:
     special_ids = frozenset({0})
     def bytes_of(self, token):
         return bytes([token]) if token < 128 else b""
-class Endless(GrammarCompiler):
+class Watched(GrammarCompiler):
+    busy, thread = threading.Event(), 0
     def compile_text(self, kind, text):
         if text == "a":
             threading.Event().wait()
+        self._started(kind)
+        Watched.thread = threading.get_native_id()
+        Watched.busy.set()
         return super().compile_text(kind, text)
-pool = CompilePool(Endless(Letters(), 128, [0]), longest=LONGEST)
+class Late:
+    def __init__(self, thread, sleep=time.sleep):
+        self.state, self.sleep = pathlib.Path(f"/proc/self/task/{thread}/stat").open(), sleep
+    def __del__(self):  # when modules are taken down: the thread comes back to Python meanwhile
+        state = "R"
+        while state != "S":
+            self.sleep(0.05)
+            self.state.seek(0)
+            state = self.state.read().rpartition(") ")[2][0]
+pool = CompilePool(Watched(Letters(), 128, [0]), longest=LONGEST)
 pool.compile(Structure("regex", "a"))
-pool.compile(Structure("regex", "([a-z]?[0-9]?){12}"))
+pool.compile(Structure("regex", "[a-z]?" * 250))
+assert Watched.busy.wait(60)
+late = Late(Watched.thread)
 print("done")
 """
 
 
-def test_a_process_ends_although_something_is_compiled(run_python: Any) -> None:
+@pytest.mark.parametrize("longest", [0.0, 1e6])
+def test_a_process_ends_at_once_whatever_is_compiled(run_python: Any, longest: float) -> None:
     pytest.importorskip("xgrammar", reason="xgrammar is absent: no grammar can be compiled")
-    done = run_python("-c", LEAVE.replace("LONGEST", "1.0"))
+    done = run_python("-c", LEAVE.replace("LONGEST", str(longest)))
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
