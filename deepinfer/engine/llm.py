@@ -242,6 +242,7 @@ class LLM:
 
     def _add(self, request: Request, refuse: bool, watch: Stopwatch | None) -> RequestOutput | None:
         """Hand a request to the engine. Returns what to tell of it where it is not taken, else None."""
+        came = watch.now() if watch is not None else 0.0  # that it is read and checked is a part of its time
         try:
             with self._settings():
                 self.engine.add(request)
@@ -257,7 +258,7 @@ class LLM:
                 watch.seen([output])
             return output
         if watch is not None:
-            watch.arrived(request.request_id)
+            watch.arrived(request.request_id, came)
         return None
 
     def _step(self) -> list[RequestOutput]:

@@ -161,9 +161,13 @@ class Stopwatch:
         self._failed: set[str] = set()
         self._last = 0.0
 
-    def arrived(self, request_id: str) -> None:
-        """A request was handed to the engine."""
-        self._arrivals[request_id] = self._clock()
+    def now(self) -> float:
+        """Seconds of the clock."""
+        return self._clock()
+
+    def arrived(self, request_id: str, at: float) -> None:
+        """The engine has taken a request; it came at that time of the clock."""
+        self._arrivals[request_id] = at
 
     def seen(self, outputs: Sequence[RequestOutput]) -> None:
         """A step is done, and gave these: tokens that were not there before arrive now."""

@@ -100,6 +100,19 @@ def test_every_argument_is_documented() -> None:
     assert [name for name in arguments if not re.search(rf"\b{name}\b[^:\n]*:", described)] == []
 
 
+def test_the_time_of_a_request_begins_before_it_is_checked(tiny_llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    now, add = [0.0], tiny_llm.engine.add
+
+    def slow(request: Request) -> str:
+        now[0] += 5.0
+        return add(request)
+
+    monkeypatch.setattr(tiny_llm.engine, "add", slow)
+    watch = Stopwatch(lambda: now[0])
+    list(tiny_llm.stream([Request("fox", GREEDY)], watch=watch))
+    assert [one.ttft for one in watch.times()] == [5.0] and watch.summary().seconds == 5.0
+
+
 def test_a_stream_grows_and_a_watch_sees_it(tiny_llm: LLM) -> None:
     watch = Stopwatch()
     lengths = [len(one.outputs[0].token_ids) for one in tiny_llm.stream([Request("fox", GREEDY)], watch=watch)]

@@ -63,8 +63,8 @@ def output(name: str, *tokens: int, error: str = "") -> RequestOutput:
 def test_a_stopwatch_stamps_what_is_new_and_leaves_failures_out() -> None:
     now = iter([0.0, 1.0, 3.0, 4.0, 6.0])
     watch = Stopwatch(lambda: next(now))
-    watch.arrived("a")
-    watch.arrived("b")
+    watch.arrived("a", watch.now())
+    watch.arrived("b", watch.now())
     watch.seen([output("a", 1, 0), output("b", 1)])  # at 3
     watch.seen([output("a", 1, 1)])  # at 4: its first completion had nothing new
     watch.seen([output("a", 3, 2), output("b", 1, error="no number")])  # at 6
