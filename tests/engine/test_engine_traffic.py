@@ -13,6 +13,8 @@ from deepinfer.engine.outputs import RequestOutput
 from deepinfer.engine.sequence import Request
 from deepinfer.ops import dispatch
 from deepinfer.sampling.params import SamplingParams, Structure
+from deepinfer.structured_output import Compilation
+from tests.engine.held_grammars import settle
 from tests.engine.tiny_engine import answers, ask, engine, loaded, prompt, quiet_cpu
 
 STRUCTURES: tuple[Structure, ...] = (
@@ -68,6 +70,7 @@ class Traffic:
     def __init__(self, running: Engine, coming: list[Request], chance: random.Random) -> None:
         self.engine, self.coming, self.chance = running, coming, chance
         self.told: dict[str, RequestOutput] = {}
+        self.grammars: set[Compilation] = set()
         self.cancelled: set[str] = set()
         self.preemptions = 0
 
@@ -76,7 +79,9 @@ class Traffic:
         coming = list(self.coming)
         while coming or self.engine.has_work:
             for _ in range(min(len(coming), self.chance.randint(0, 3))):
-                self.engine.add(coming.pop(0))
+                name = self.engine.add(coming.pop(0))
+                if (grammar := self.engine._live[name].compilation) is not None:
+                    self.grammars.add(grammar)
             if self.chance.random() < 0.05:
                 self.cancel()
             running = self.engine._scheduler.running
@@ -87,7 +92,10 @@ class Traffic:
                 self.told[output.request_id] = output
             running = self.engine._scheduler.running
             assert self.engine.held == (len({block for one in running for block in one.blocks}), len(running))
-        assert self.engine.held == (0, 0)
+        assert self.engine.held == (0, 0) and not self.engine._compiling
+        assert not any(one.users for one in self.grammars)
+        self.engine.close()
+        settle()
 
     def cancel(self) -> None:
         """Somebody, who may be waiting, in the prompt or past it."""
