@@ -89,8 +89,8 @@ class CompilePool:
             found = self._found(key)
         if found is None:
             check_text(kind, text)
-            found = Compilation(kind, text)
         with self._lock:
+            found = found or self._found(key) or Compilation(kind, text)
             found.users += 1
             if not found.done and found.thread is None:
                 self._queued[key] = found

@@ -14,6 +14,7 @@ from deepinfer.loading.tiny import VOCABULARY
 from deepinfer.loading.tiny_tokenizer import write_tokenizer
 from deepinfer.sampling import Structure
 from deepinfer.structured_output import Compilation, CompilePool, GrammarCompiler
+from deepinfer.structured_output import pool as pool_module
 from deepinfer.structured_output.compiler import THREADS
 from deepinfer.structured_output.pool import LOST
 from deepinfer.tokenizer import Tokenizer
@@ -63,6 +64,27 @@ def test_the_same_grammar_is_compiled_once(compiler: GrammarCompiler, held: Held
     other_kind = pool.compile(Structure("ebnf", 'root ::= "ab"'))
     finished(pool, other_kind)
     assert other_kind.grammar is not first.grammar and len(held.begun) == 2
+
+
+def test_the_same_grammar_asked_for_by_two_at_one_time_is_one(
+    compiler: GrammarCompiler, held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second one is there as a whole while the first one is being read."""
+    pool = CompilePool(compiler)
+    real, second = pool_module.check_text, []
+
+    def check_text(kind: str, text: str) -> None:
+        if not second:
+            second.append(None)
+            second[0] = pool.compile(regex("cd"))
+        real(kind, text)
+
+    monkeypatch.setattr(pool_module, "check_text", check_text)
+    first = pool.compile(regex("cd"))
+    assert first is second[0] and first.users == 2
+    held.let()
+    finished(pool, first)
+    assert held.begun == ["cd"]
 
 
 def test_so_many_threads_work_in_the_order_of_asking(compiler: GrammarCompiler, held: Held) -> None:
