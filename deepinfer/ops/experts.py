@@ -53,7 +53,7 @@ def expert_linear(
     Args:
         values, scales: e4m3 [m, k] and uint8 [m, k / 32], contiguous; k a multiple of 32.
         rows: int32 [p], contiguous: which row of `values` a position takes.
-        offsets: int32 [E + 1], contiguous, as `expert_order` gives them.
+        offsets: int32 [E + 1], contiguous, from 0 upwards, as `expert_order` gives them.
         weight, weight_scales: e2m1 as int8 [E, o, k / 2], the lower half of a byte first, and uint8 [E, o, k / 32],
             contiguous; the weight starts at a multiple of 2 bytes.
 

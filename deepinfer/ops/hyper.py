@@ -67,7 +67,8 @@ def hyper_step(
         TypeError, ValueError: an argument is not as said.
     """
     check = Arguments("hyper_step")
-    _streams(check, trunk, x, post, comb, pre)
+    _streams(check, trunk, x, post, comb)
+    check.tensor("pre", pre, torch.float32, ("n", STREAMS), rows="contiguous")
     n, d = check.size("n"), check.size("d")
     check.require(d % GROUP == 0, "trunk", f"must have streams of a multiple of {GROUP} values, not {d}")
     check.tensor("fn", fn, torch.float32, (COEFFICIENTS, STREAMS * d), rows="contiguous")
@@ -105,7 +106,7 @@ def hyper_post(
     """
     check = Arguments("hyper_post")
     check.require(x is not None, "x", "must be a tensor")
-    _streams(check, trunk, x, post, comb, None)
+    _streams(check, trunk, x, post, comb)
     out = _like(check, trunk, out)
     factory("hyper_post")(check.size("d"))(trunk, x, post, comb, out)
     return out
@@ -129,7 +130,8 @@ def hyper_leave(
         TypeError, ValueError: an argument is not as said.
     """
     check = Arguments("hyper_leave")
-    _streams(check, trunk, x, post, comb, pre)
+    _streams(check, trunk, x, post, comb)
+    check.tensor("pre", pre, torch.float32, ("n", STREAMS), rows="contiguous")
     h = torch.empty((check.size("n"), check.size("d")), dtype=torch.bfloat16, device=trunk.device)
     factory("hyper_leave")(check.size("d"))(trunk, x, post, comb, pre, h)
     return h
@@ -141,7 +143,6 @@ def _streams(
     x: torch.Tensor | None,
     post: torch.Tensor | None,
     comb: torch.Tensor | None,
-    pre: torch.Tensor | None,
 ) -> None:
     check.tensor("trunk", trunk, torch.bfloat16, ("n", STREAMS, "d"), rows="contiguous")
     check.require(check.size("d") > 0, "trunk", "must have streams of at least one value")
@@ -150,7 +151,6 @@ def _streams(
     check.require(x is None or given, "x", "goes with post and comb: give all three")
     check.optional("post", post, torch.float32, ("n", STREAMS), rows="contiguous")
     check.optional("comb", comb, torch.float32, ("n", STREAMS, STREAMS), rows="contiguous")
-    check.optional("pre", pre, torch.float32, ("n", STREAMS), rows="contiguous")
 
 
 def _like(check: Arguments, trunk: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:

@@ -278,6 +278,15 @@ def test_refused(changed: dict, error: type[Exception], text: str) -> None:
         hyper_step(**{**GIVEN, "eps": 1e-20, "hc_eps": 1e-6, "iterations": 20, **changed})
 
 
+@pytest.mark.parametrize("name", ["trunk", "pre", "fn", "base", "scale", "norm"])
+def test_what_has_to_be_there_is_missed_by_name(name: str) -> None:
+    with pytest.raises(TypeError, match=f"hyper_step: {name} must be a tensor, not None"):
+        hyper_step(*{**GIVEN, name: None}.values(), *CONSTANTS)
+    if name in ("trunk", "pre"):
+        with pytest.raises(TypeError, match=f"hyper_leave: {name} must be a tensor, not None"):
+            hyper_leave(*({**GIVEN, name: None}[one] for one in ("trunk", "x", "post", "comb", "pre")))
+
+
 def test_refused_widths() -> None:
     given = _inputs(2, 48)
     with pytest.raises(ValueError, match="a multiple of 32 values, not 48"):
